@@ -87,7 +87,7 @@ def test_the_same_inputs_give_the_same_bits(expected: Expected, device: str) -> 
 
 
 @every_model
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_other_batches_values_and_strides_are_as_right(expected: Expected, device: str) -> None:
     model, (x,) = expected.make(device)
     fused = fusepass.optimize(model)

@@ -462,6 +462,7 @@ def test_a_rule_fires_and_saves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if OURS[name].level is Algebra.SAFE])
+@pytest.mark.thinned(2)
 def test_nan_and_infinities_stand_where_they_stood(name: str) -> None:
     for function in CASES[name].fires:
         graph, applications = alone(name, function, special(CASES[name].shape))

@@ -124,7 +124,7 @@ def test_lowered(name: str) -> None:
 
 
 @every_model
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_kernels(name: str) -> None:
     """CUDA kernels on the host, on what the library would have left channels last."""
     make, shape = MODELS[name]
@@ -154,7 +154,7 @@ def test_short_rows_read_what_the_library_left_once(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 64, 16, 16), (2, 3, 4, 5, 6), (3, 8, 1, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The generated kernel does what the library's call would do."""
     x = torch.randn(shape).to(dtype)
@@ -171,7 +171,7 @@ def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 @every_model
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose convolution is made to run channels last: values and strides are eager's."""
     monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
@@ -217,7 +217,7 @@ class Chain(nn.Module):
     ],
 )
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_one_region_writes_as_the_next_one_reads(
     between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

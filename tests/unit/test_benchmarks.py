@@ -129,6 +129,7 @@ def test_reduced_workloads_run_and_use_every_parameter(workload: Workload) -> No
 
 
 @pytest.mark.parametrize("number", range(60))
+@pytest.mark.thinned(2)
 def test_workloads_drawn_at_random_run_at_both_sizes(number: int) -> None:
     """What a seed gives is the same in the process that measures it, which is told a name."""
     workload, again = drawn(5, number), by_name(drawn(5, number).name)

@@ -89,7 +89,7 @@ def test_a_cluster_is_of_a_size_that_devices_have() -> None:
     ],
 )
 @pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(
     function: Callable[[Tensor], Tensor],
     shape: tuple[int, ...],

@@ -57,7 +57,7 @@ SMALL = replace(H200, multiprocessors=1)  # its blocks take several tiles one af
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "warps"), thinned(itertools.product(CASES, WARPS), 3))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, warps: int) -> None:
     program = generated(replace(CASES[name], warps=warps))
     verify(program)
@@ -69,7 +69,7 @@ def test_values(name: str, warps: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name in SAMPLES if "residual" in name])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_a_residual_is_added(name: str) -> None:
     """Two neighbours at a time, while the next tile is fetched."""
     program = SAMPLES[name]()
@@ -98,7 +98,7 @@ def test_inputs_that_start_anywhere(name: str) -> None:
         *itertools.product(["2d, channels last", "3d, padded", "transposed 3d"], [4]),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_one_product_of_rounded_operands(name: str, warps: int) -> None:
     program = generated(replace(CASES[name], precision=Precision.TF32, warps=warps))
     verify(program)
@@ -109,7 +109,7 @@ def test_one_product_of_rounded_operands(name: str, warps: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "over", "warps"), thinned(itertools.product(REDUCED, Over, WARPS), 3))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_reductions_over_channels(name: str, over: Over, warps: int) -> None:
     program = generated_reduction(replace(CASES[name], warps=warps), over)
     verify(program)
@@ -243,7 +243,7 @@ BITS = [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FC99E, 0x7FFFFFFF, 0xFFFFFFFF]
         *itertools.product(["many channels"], Precision, "w"),
     ],
 )
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
     bits: int, name: str, precision: Precision, where: str, warps: int
 ) -> None:
@@ -433,7 +433,7 @@ def compiled(name: str, precision: Precision, folder: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize(("name", "precision"), TOGETHER)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_groups_of_warps_multiply_without_waiting_for_each_product(
     name: str, precision: Precision, tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ SUMS = {
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "warps"), thinned(itertools.product(SUMS, (1, 4)), 3))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_single_sums(name: str, warps: int) -> None:
     program = generated(replace(SUMS[name], warps=warps))
     inputs = inputs_of(program)

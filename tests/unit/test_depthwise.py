@@ -32,7 +32,7 @@ SMALL = replace(H200, multiprocessors=1)
 @needs_compiler
 @pytest.mark.parametrize("name", DEPTHWISE)
 @pytest.mark.parametrize("facts", [SMALL, DeviceFacts.cpu(1)], ids=["cuda", "cpu"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_depthwise(name: str, facts: DeviceFacts) -> None:
     case = DEPTHWISE[name]
     program = generated(case)
@@ -129,7 +129,7 @@ def test_weights_that_are_not_finite_do_not_meet_the_border(name: str, twice: bo
 @needs_compiler
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64])
 @pytest.mark.parametrize("name", ["depthwise", "depthwise, odd", "depthwise, wide"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_depthwise_of_other_types_rounds_once(name: str, dtype: DType) -> None:
     assert_rounded_once(replace(DEPTHWISE[name], dtype=dtype))
 

@@ -59,7 +59,7 @@ WHOLE: dict[str, tuple[Model, tuple[int, ...], tuple[int, ...]]] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", [*PARTS, *WHOLE])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     function, *shapes = (PARTS | WHOLE)[name]
     x, w = (torch.randn(shape) for shape in shapes)

@@ -99,7 +99,7 @@ def test_each_value_is_made_once(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, aligned: bool) -> None:
     made, program = _made(name)
     results = emulate(program, render(program, SMALL, aligned=aligned), made.memory(program), shift=0 if aligned else 1)
@@ -235,7 +235,7 @@ STORED = (
 
 @pytest.mark.parametrize("shape", [(2, 6, 64), (3, 8, 45), (64, 3, 4), (1, 7, 33), (5, 2, 97)], ids=str)
 @pytest.mark.parametrize("function", STORED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_what_is_stored_is_what_pytorch_gives(function: Model, shape: tuple[int, ...]) -> None:
     for dtype in (torch.float64, torch.float32, HALF, BFLOAT):
         made = region(function, *torch.randn(2, *shape).to(dtype))

@@ -64,7 +64,7 @@ def made_of(name: str) -> tuple[Region, Program]:
 @needs_compiler
 @pytest.mark.parametrize("facts", [SMALL, H200], ids=["small", "h200"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str, facts: DeviceFacts) -> None:
     given, program = made_of(name)
     assert not program.calls

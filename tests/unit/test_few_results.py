@@ -30,7 +30,7 @@ SMALL = replace(H200, multiprocessors=1)
 @needs_compiler
 @pytest.mark.parametrize("facts", [SMALL, H200], ids=["small", "h200"])
 @pytest.mark.parametrize("name", FEW_RESULTS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_few_results(name: str, facts: DeviceFacts) -> None:
     case = FEW_RESULTS[name]
     program = generated(case)
@@ -58,7 +58,7 @@ def test_inputs_may_start_anywhere(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
 @pytest.mark.parametrize("name", ["to 3", "to 1, odd rows", "transposed to 3, by 2"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_halves_round_once(name: str, dtype: DType) -> None:
     assert_rounded_once(replace(FEW_RESULTS[name], dtype=dtype))
 

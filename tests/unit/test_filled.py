@@ -101,7 +101,7 @@ def check(case: Case, program: Program, found: dict[str, Array], given: dict[str
 @needs_compiler
 @pytest.mark.parametrize("facts", [ONE, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, facts: DeviceFacts) -> None:
     case = CASES[name]
     program = filled(case)
@@ -115,7 +115,7 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("kind", GIVEN)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_an_alarm_where_a_guess_is_wrong(kind: str) -> None:
     """Then the input is packed, and multiplied once more."""
     case = CASES["2d"]

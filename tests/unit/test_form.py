@@ -116,7 +116,7 @@ SAMPLE = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
     program = PROGRAMS[name]()
     text = marked(program)
@@ -130,7 +130,7 @@ def test_cuda_with_all_numbers_at_run_time(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in PROGRAMS]
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
     program = PROGRAMS[name]()
     source = source_for(Form.first(marked(program, CPU), frozenset()), program, CPU)
@@ -154,7 +154,7 @@ def test_cpp_with_all_numbers_at_run_time(name: str) -> None:
         "double",
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_coarse_cuda_with_all_numbers_at_run_time(name: str) -> None:
     program = PROGRAMS[name]()
     rendered = render_general(program, SMALL, Generality.COARSE)
@@ -219,7 +219,7 @@ EXCHANGED: dict[str, Sequence[Callable[[], Program]]] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", {**FAMILIES, **EXCHANGED})
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_one_cuda_source_serves_several_sizes(name: str) -> None:
     programs = [make() for make in {**FAMILIES, **EXCHANGED}[name]]
     form = form_of(*programs)
@@ -235,7 +235,7 @@ def test_one_cuda_source_serves_several_sizes(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_one_cpp_source_serves_several_sizes(name: str) -> None:
     programs = [make() for make in FAMILIES[name]]
     form = form_of(*programs, facts=CPU)

@@ -203,7 +203,7 @@ RUNS = [each for each in TILINGS if each.runs]
     "name", [name for name, case in CASES.items() if "neighbours, " in name[:12] and not case.result_last]
 )
 @pytest.mark.parametrize("tiling", [next(t for t in RUNS if t.columns == 128), RUNS[-1]], ids=tiling_id)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_of_runs(name: str, tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that take turns serve what lies in planes, all channels in a run."""
     monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
@@ -343,7 +343,7 @@ def direct(name: str) -> tuple[Case, Program]:
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", DIRECT_HALVES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_few_channels_and_groups_are_multiplied_as_numbers_of_tf32(name: str, aligned: bool) -> None:
     case, program = direct(name)
     given = operands(case)

@@ -126,7 +126,7 @@ EMULATED += ["transposed, by 2", "transposed, by 1 and 2, dilated"]
 
 @needs_compiler
 @pytest.mark.parametrize("name", EMULATED)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_thread_by_thread(name: str) -> None:
     case = CASES[name]
     program = halved(case)
@@ -392,7 +392,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiling", [each for each in TILINGS if each.runs and not each.turns], ids=tiling_id)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_columns_that_are_neighbours_leave_sums_in_registers(
     tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

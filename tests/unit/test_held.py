@@ -77,7 +77,7 @@ def check(program: Program, tolerance: float = 2e-6) -> HeldSchedule:
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "precision"), thinned(itertools.product(HELD, Precision), 3))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str, precision: Precision) -> None:
     plan = check(generated(held(HELD[name], precision)))
     assert plan.along is name.startswith("neighbours")

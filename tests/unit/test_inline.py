@@ -95,7 +95,7 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_changes_are_noticed_before_and_after_compiling(change: Callable[[Model], object]) -> None:
     model, traced = Model(), Traced()
     opt = fusepass.optimize(model, (X,))

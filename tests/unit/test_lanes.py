@@ -74,7 +74,7 @@ def test_halves_stay_packed_where_little_is_computed_again(function: Function, c
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("columns", [40, 1024, 1003])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(columns: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(6, columns).to(dtype)

@@ -58,7 +58,7 @@ INPUTS = {"single": SINGLE, "last": LAST, "plain": PLAIN}
 
 @pytest.mark.parametrize("layout", INPUTS)
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_forward_branches_on_strides_as_in_eager(question: str, layout: str) -> None:
     asks = QUESTIONS[question]
     _agrees(Normalised(lambda y: y + 1 if asks(y) else y - 1), INPUTS[layout])
@@ -66,7 +66,7 @@ def test_forward_branches_on_strides_as_in_eager(question: str, layout: str) -> 
 
 @pytest.mark.parametrize("layout", INPUTS)
 @pytest.mark.parametrize("viewed", WRITES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_write_shows_where_it_does_in_eager(viewed: str, layout: str) -> None:
     def written(y: Tensor) -> Tensor:
         WRITES[viewed](y).add_(1)

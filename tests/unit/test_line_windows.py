@@ -75,7 +75,7 @@ def _direct(program: Program) -> list[tuple[int, int, Schedule]]:
 
 @needs_compiler
 @pytest.mark.parametrize("name", POOLS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_pools(name: str) -> None:
     made, program = prepared(POOLS[name], torch.channels_last)
     ((number, rank, plan),) = _direct(program)

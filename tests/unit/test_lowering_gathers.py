@@ -87,7 +87,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str) -> None:
     made = region(Functional(CASES[name]), TABLE, IDS)
     made.check()
@@ -316,7 +316,7 @@ TRUTHS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.models
 @pytest.mark.parametrize("name", TRUTHS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_truth_value_as_a_place(name: str) -> None:
     """GCC 12 gathers by the mask that a comparison of vectors gives, in which true is -1, where a place is one as a number."""
     model = Functional(lambda x, *others: x[TRUTHS[name](*others)])

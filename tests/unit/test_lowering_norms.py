@@ -75,7 +75,7 @@ CASES = [(shape, layout) for shape in SHAPES for layout in ("contiguous", "rever
 
 
 @pytest.mark.parametrize(("shape", "layout"), [*CASES, (SHAPES[-1], "channels_last"), (SHAPES[-1], "every second")])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_training(shape: tuple[int, ...], layout: str) -> None:
     region(Every([_filled(norm, training=True) for norm in _norms(shape)]), _layouts(shape)[layout]).check()
 

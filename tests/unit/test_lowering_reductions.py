@@ -85,7 +85,7 @@ def test_over_dims(operator: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("operator", OF_FLOATS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_of_floats(operator: str, name: str) -> None:
     function = OF_FLOATS[operator]
     region(lambda x: _results(function, x, DIMS), INPUTS[name]()).check()
@@ -162,7 +162,7 @@ def test_variance_without_freedom() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("dim", [0, 1], ids=["outer", "inner"])
 @pytest.mark.parametrize("size", [1, 2, 5, 33, 700])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_mean_beside_a_variance_moves_on_from_infinities(size: int, dim: int, dtype: torch.dtype) -> None:
     """As eager's, it is NaN, but for one infinity that comes last."""
     found = torch.randn(12, size, dtype=dtype, generator=torch.Generator().manual_seed(5))

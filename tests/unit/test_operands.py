@@ -32,7 +32,7 @@ def copies_of(program: Program) -> list[str]:
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "not aligned"])
 @pytest.mark.parametrize("name", COPIED)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str, aligned: bool) -> None:
     case = COPIED[name]
     program = generated(case, copied=True)

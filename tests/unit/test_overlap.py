@@ -38,7 +38,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     function, shape, dtype, said = CASES[name]
     made = region(function, (8 * torch.randn(shape)).to(dtype))

@@ -55,7 +55,7 @@ def check(program: Program, facts: DeviceFacts) -> None:
 @pytest.mark.parametrize(
     ("across", "facts"), thinned([(Across.EACH, SMALL), (Across.EACH, H200), (Across.BATCH, SMALL)], 2)
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, across: Across, facts: DeviceFacts) -> None:
     program = generated_pooling(CASES[name], across, facts)
     assert convolution_of(program).partials is not None
@@ -70,7 +70,7 @@ def test_values(name: str, across: Across, facts: DeviceFacts) -> None:
     thinned([WIDE, replace(WIDE, source=(2, 12, 20, 70)), replace(WIDE, source=(2, 12, 9, 40), out_channels=40)], 2),
     ids=["few", "many", "many side by side"],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_block_takes_several_tiles(case: Case, across: Across, warps: int) -> None:
     program = generated_pooling(replace(case, warps=warps), across, SMALL)
     partials = convolution_of(program).partials
@@ -180,7 +180,7 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], list[list[Reduc
 
 @needs_compiler
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_models(name: str) -> None:
     model, kernels = MODELS[name]
     made = of(model)
@@ -197,7 +197,7 @@ def test_models(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("far", thinned([0.0, 100.0, 1e4], 2))
 @pytest.mark.parametrize("name", ["group norm, then mean", "batch norm", "instance norm", "batch norm less its mean"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_large_means_cost_no_more_digits_than_in_eager(name: str, far: float) -> None:
     made = of(lambda x, w, b: MODELS[name][0](x + far, w, b))
     program = passed(made)

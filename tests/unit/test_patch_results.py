@@ -61,7 +61,7 @@ ALONE: dict[str, Case] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", TOGETHER)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str) -> None:
     made, program = prepared(TOGETHER[name])
     rank = next(number for number, plan in enumerate(ways(program)) if plan.exchanges)

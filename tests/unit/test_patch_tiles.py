@@ -55,7 +55,7 @@ APART: dict[str, Case] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", [*TOGETHER, *ONE_AXIS, *APART])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     function, shape, dtype = (TOGETHER | ONE_AXIS | APART)[name]
     x = torch.randn(shape).to(dtype)

@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     """Of all ways to do it that are timed: for results of one to four neighbours that leave by themselves or together."""
     made, program = prepared(CASES[name])

@@ -70,7 +70,7 @@ def check(program: Program, facts: DeviceFacts = SMALL, tolerance: float = 2e-6)
 
 @needs_compiler
 @pytest.mark.parametrize(("precision", "name"), thinned(itertools.product(Precision, FEW), 2))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, precision: Precision) -> None:
     check(generated(replace(CASES[name], precision=precision, halves=True)))
 
@@ -135,7 +135,7 @@ ULPS = {DType.F16: 2e-3, DType.BF16: 1.6e-2}
 @needs_compiler
 @pytest.mark.parametrize("dtype", ULPS)
 @pytest.mark.parametrize("name", HALVES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_of_halves(name: str, dtype: DType) -> None:
     """They are multiplied as they are."""
     program = generated(of_halves(HALVES[name], dtype))
@@ -301,7 +301,7 @@ def test_values_of_channels_that_take_turns() -> None:
     ("name", "over"),
     [("2d, 8 to 40 channels", Over.LOGSUMEXP), ("transposed 2d", Over.NORMALISED), ("2d", Over.ARGMAX)],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_reductions_over_channels(name: str, over: Over, precision: Precision) -> None:
     program = generated_reduction(replace(CASES[name], precision=precision, halves=True), over)
     assert multiplying(program).cols
@@ -374,7 +374,7 @@ def test_any_geometry(
 @needs_compiler
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFFFFFFFF, 0x7F7FC99E])
 @pytest.mark.parametrize(("precision", "where"), list(itertools.product(Precision, "xw")))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(bits: int, precision: Precision, where: str) -> None:
     """An infinity, NaN, and a number that is finite but beyond what sums of it can be."""
     # Neighbours are taken one at a time, or, with a result of even width, two.
@@ -597,7 +597,7 @@ def refused(program: Program, halves: ScaledHalves | ScaledWeights, reason: str 
         ("transposed 3d", Precision.TF32),  # of many channels
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_registers_suffice_and_products_overlap(name: str, precision: Precision, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:

@@ -46,7 +46,7 @@ def check(program: Program) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", POINTWISE)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     """Beside the library's convolution, which the program has before its convolution is replaced."""
     case = POINTWISE[name]
@@ -65,7 +65,7 @@ def test_values(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", PATCHES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_patches(name: str) -> None:
     """Rows of the result are channels, or, where these are neighbours in memory, the patches of all samples."""
     case = PATCHES[name]

@@ -70,7 +70,7 @@ def _with_what_is_not_finite(shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 @pytest.mark.parametrize(
     ("name", "device"), [*((name, "small") for name in CASES), *thinned(((name, "h200") for name in CASES), 4)]
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values(name: str, device: str) -> None:
     (function, shape, dtype), facts = CASES[name], DEVICES[device]
     made = region(function, _with_what_is_not_finite(shape, dtype))

@@ -48,7 +48,7 @@ def run(program: Program, facts: DeviceFacts, inputs: dict[str, Array], *, align
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     case = CASES[name]
     program = generated(case)
@@ -60,7 +60,7 @@ def test_values(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["linear", "plain", "both turned", "half", "half, turned", "bfloat16"])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_values_where_nothing_is_aligned(name: str) -> None:
     case = CASES[name]
     program = generated(case)
@@ -87,7 +87,7 @@ def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Progra
 
 @needs_compiler
 @pytest.mark.parametrize("tiling", thinned([each for each in TILINGS if not each.runs], 5), ids=tiling_id)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_values_of_each_tile(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     served = 0
     for case in TILED.values():
@@ -124,7 +124,7 @@ ACCURATE = {
 @needs_compiler
 @pytest.mark.parametrize("centre", [0.0, 1.5])
 @pytest.mark.parametrize("name", ACCURATE)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_as_exact_as_float32(name: str, centre: float) -> None:
     """The error against float64 is at most twice that of float32 sums, term by term as cuBLAS adds them."""
     case = ACCURATE[name]
@@ -149,7 +149,7 @@ BY_GROUPS = ["linear, odd", "plain", "TF32", "bfloat16, turned and odd"]
 @needs_compiler
 @pytest.mark.parametrize(("name", "groups"), [*((n, False) for n in BY_WARPS), *((n, True) for n in BY_GROUPS)])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, "two infinities", "largest", "all ones"])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
     name: str, groups: bool, bad: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +383,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
 
 
 @pytest.mark.parametrize("tiling", [each for each in TILINGS if each.groups and not each.runs], ids=tiling_id)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(10)
 def test_groups_keep_their_sums_in_registers(tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where ptxas moves sums while products run, it lets the products run one by one, and says so."""
     if shutil.which("nvcc") is None:

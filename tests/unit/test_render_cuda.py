@@ -198,7 +198,7 @@ def assert_close(program: Program, got: dict[str, Array], wanted: dict[str, Arra
     "facts", [pytest.param(SMALL, id="filled"), pytest.param(H200, id="empty", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 def test_values(name: str, facts: DeviceFacts) -> None:
     program = PROGRAMS[name]()
     inputs = inputs_of(program)

@@ -26,7 +26,7 @@ QUICK = ("rows of 768", "mixed layouts", "softmax of 100 channels", "rows in sha
 
 
 @pytest.mark.parametrize("name", k.SAMPLES)
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_every_rival_fits_the_device_and_covers_the_kernel(name: str) -> None:
     program = k.SAMPLES[name]()
     for kernel in program.kernels:
@@ -55,7 +55,7 @@ def test_values_of_all(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_values_that_leave_through_tiles_of_fewer_vectors_than_threads(dtype: torch.dtype) -> None:
     """Two channels for many groups of threads; a block must not store into the rows of others."""
@@ -96,7 +96,7 @@ def test_values_of_sums_of_rows_that_begin_anywhere(cols: int, dtype: k.DType) -
 
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name in k.SAMPLES if name.startswith("aligned_copy")])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     program = k.SAMPLES[name]()
     ranks = covered(program, SMALL)
@@ -120,7 +120,7 @@ def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_of_covered_rows_of_other_sizes(program: Program) -> None:
     for rank in covered(program, SMALL):
         check_rank(program, rank)

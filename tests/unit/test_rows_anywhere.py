@@ -122,7 +122,7 @@ def test_values_with_weights_that_are_laid_out(
         (lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True), (5, 9001), torch.float32),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
     program = _check(function, shape, dtype)
     assert any(schedule(kernel, program, SMALL).start is not None for kernel in program.kernels)

@@ -165,7 +165,7 @@ def calls(result: Rewritten) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("name", FIRES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_every_spelling_becomes_one_call(name: str) -> None:
     function, shapes = FIRES[name]
     inputs = drawn(shapes)
@@ -178,7 +178,7 @@ def test_every_spelling_becomes_one_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIRES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(15)
 def test_what_is_not_finite_stays_so(name: str) -> None:
     """In queries and values, and in one key where nothing is hidden, it reaches the results that it reaches in eager."""
     function, shapes = FIRES[name]

@@ -124,7 +124,7 @@ def test_what_is_not_finite(function: Callable[[Tensor, int], object], shape: tu
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
     made = made_from(CASES[name])
     made.check()
@@ -135,7 +135,7 @@ def test_one_kernel_that_means_what_pytorch_means(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_emulated(name: str) -> None:
     made = made_from(CASES[name])
     program = made.passed(pass_options(SMALL))
@@ -144,7 +144,7 @@ def test_emulated(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_on_a_cpu(name: str) -> None:
     made = made_from(CASES[name])
     program = made.passed()
@@ -210,7 +210,7 @@ def test_behind_other_sweeps(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", BEHIND)
 @pytest.mark.parametrize("on_gpu", [True, False])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_behind_other_sweeps_compiled(name: str, on_gpu: bool) -> None:
     made = made_from(BEHIND[name])
     program = made.passed(pass_options(SMALL))

@@ -52,7 +52,7 @@ def _rows(columns: int, dtype: torch.dtype) -> Tensor:
         (lambda x: x.amin(1) + x.amax(1).float(), 264),
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(function: Callable[[Tensor], Tensor], columns: int, dtype: torch.dtype) -> None:
     made = region(function, _rows(columns, dtype))
     program = made.passed(pass_options(SMALL))

@@ -61,7 +61,7 @@ def laid_out(program: Program) -> SparseSchedule:
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "precision"), thinned(itertools.product(SPARSE, Precision), 3))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, precision: Precision) -> None:
     program = pooled(SPARSE[name], precision)
     laid_out(program)

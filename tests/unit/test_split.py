@@ -66,7 +66,7 @@ POLICIES = (_options(8), _options(1000, 1, 4), _options(64, 5, 2, cached=10**6))
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_meaning(name: str, shape: tuple[int, ...]) -> None:
     made = region(FUNCTIONS[name], torch.randn(shape, dtype=F64))
     for options in POLICIES:
@@ -78,7 +78,7 @@ PRIME = ((101, 2, 103), (2, 101, 103), (1, 1, 997), (2, 997))
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shape", PRIME, ids=str)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_meaning_of_axes_without_divisors(name: str, shape: tuple[int, ...]) -> None:
     """What is left behind equal pieces is merged element by element, the last of several extremes among it."""
     if name in ("batch norm", "group norm") and math.prod(shape) == max(shape):

@@ -61,7 +61,7 @@ def test_a_row_without_equal_pieces_that_leave_none_or_several() -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("on_gpu", [True, False])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_compiled(name: str, on_gpu: bool) -> None:
     made = made_from(CASES[name])
     program = made.passed(SPLIT)

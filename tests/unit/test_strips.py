@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tu
 
 @needs_compiler
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     """No further from float64 than the numeric policy lets them be."""
     function, shape, weights, size, words = MODELS[name]

@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
 @needs_compiler
 @pytest.mark.parametrize(("members", "teams", "facts"), thinned([(2, 2, LITTLE), (5, 1, LITTLE), (3, 4, MUCH)], 2))
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None:
     """No further from float64 than the numeric policy lets them be."""
     function, shape, weights = MODELS[name]
@@ -95,7 +95,7 @@ def test_values(name: str, members: int, teams: int, facts: DeviceFacts) -> None
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("cols", [50_000, 49_152 * 4, 60_001])
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_a_team_of_all_blocks_holds_a_part_in_registers(
     cols: int, aligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
 
 @needs_compiler
 @pytest.mark.parametrize("name", thinned(RINGS, 2))
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_ring(name: str) -> None:
     """What blocks sweep is ahead of what they store, by a row or more; results are as near as the numeric policy wants them."""
     function, shape, weights, (members, teams), plan = RINGS[name]
@@ -203,7 +203,7 @@ TOGETHER: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], 
 
 @needs_compiler
 @pytest.mark.parametrize("name", TOGETHER)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_meetings_for_several_rows(name: str) -> None:
     function, shape, weights, size = TOGETHER[name]
     random = torch.Generator().manual_seed(5)

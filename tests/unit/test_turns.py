@@ -79,7 +79,7 @@ def test_values(name: str, facts: DeviceFacts) -> None:
         (32, 3),  # a row is a little longer than a tile
     ],
 )
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_chains(columns: int, depth: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles share segments with the tiles before, chains begin anew with each sample, and blocks in the middle of one."""
     choose(monkeypatch, replace(CHAINED, n=columns // 8, stages=6))

@@ -76,7 +76,7 @@ def test_without_a_mask_all_is_wanted(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("number", [1.0, torch.inf, torch.nan])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values(name: str, number: float) -> None:
     """Numbers that are not finite stay out of what is masked, whether its tile is multiplied or not."""
     made, _ = made_of(MASKED[name][0])
