@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.copies import copy_kernel
 from fusepass.codegen.ir.expr import Builder, Gather
-from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import (
     ANCHOR_TARGETS,
@@ -21,7 +21,6 @@ from fusepass.codegen.ir.program import (
     Program,
     Ref,
     Role,
-    Store,
 )
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.anchors import AnchorSource, Choice
@@ -237,12 +236,8 @@ def _conversion(program: Program, call: LibraryCall, builder: Builder) -> Progra
     assert isinstance(source, Ref)
     given = replace(program.buffer(source.buffer), role=Role.INPUT)
     made = replace(program.buffer(call.result), role=Role.OUTPUT)
-    axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(given.shape))
-    where = [axis_index(axis) for axis in axes]
-    value = builder.load(given.name, linear(where, given.strides), given.dtype)
-    store = Store(made.name, linear(where, made.strides), value)
     name = f"{program.name}_{made.name}"
-    kernel = Kernel(name, axes, (), (), (), (store,), ("clone",))
+    kernel = copy_kernel(name, [(given, made)], builder, ("clone",))
     return Program(name, (given, made), (given.name,), (made.name,), (), (kernel,))
 
 

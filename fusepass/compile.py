@@ -42,7 +42,7 @@ from fusepass.summary import summary
 from fusepass.tune import choose, remember, settle
 from fusepass.variants import handed_format
 from fusepass.work import Work
-from fusepass.writes import gather_writes, is_write, updates_of
+from fusepass.writes import gather_writes, updates_of
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ def compile_graph(
         regions = [work.region for work in kept]
         ways = edges(kept, fused)
         seen = {key: way.seen(fused[key]) for key, way in ways.items()}
-        own_ways = dict(ways)
+        own_ways = {}
         for work in kept:
             key = work.region.name
             own_ways[key] = way = ways[key].writing(seen[key], work.updates)
-            work.writes = [result for result in way.results if is_write(result)]
+            work.writes = [way.results[number] for number in way.written]
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
         for region in {*fused.values(), *seen.values(), *called.values()}:
             region.stay()

@@ -46,10 +46,11 @@ class Edges:
 
     def writing(self, region: FusedRegion, updates: Mapping[int, fx.Node]) -> Edges:
         """These, where `region` does itself what it may of `updates`, writes of its outputs by their numbers."""
+        may_write = region.may_write if updates else {}
         own = {
             number: write
             for number, write in updates.items()
-            if (place := region.may_write.get(number)) is not None and self.arguments[place] is write.all_input_nodes[0]
+            if number in may_write and self.arguments[may_write[number]] is write.all_input_nodes[0]
         }
         return replace(self, results=tuple(own.get(number, result) for number, result in enumerate(self.results)))
 

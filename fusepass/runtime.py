@@ -162,7 +162,8 @@ class FusedRegion:
         """This region, or what does as it and writes over arguments these of its outputs, which it `may_write`, and gives the others alone."""
         if not outputs:
             return self
-        written = {number: self.may_write[number] for number in outputs}
+        may_write = self.may_write
+        written = {number: may_write[number] for number in outputs}
         return FusedRegion(
             self.name, self.generated, self._library, self.inputs, self._used, self.device, _copying(self.run, written),
             self.fallbacks, self.conversions, self._exact, self.outputs, written,

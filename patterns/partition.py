@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
@@ -87,7 +87,8 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     reasons: dict[int, str] = {}
     chosen = [*_chosen(flow, reasons)]
     joined = _joined(flow, [*chosen, *_alone(flow, _members(chosen))])
-    joined = [*_with_counts(flow, joined)]
+    if len(joined) == 1:
+        joined = [_with_counts(flow, *joined)]
     regions = _own_views(graph_module.graph, flow, [offer.region for offer in joined])
     if not size == len(flow.position) == len(graph_module.graph.nodes):
         graph_module.recompile()
@@ -159,20 +160,18 @@ def _with_companion(
     return None
 
 
-def _with_counts(flow: Dataflow, offers: Sequence[_Offer]) -> Iterator[_Offer]:
-    """`offers`, of which one that is alone takes along how a call counts itself, so that it does all that the call does.
+def _with_counts(flow: Dataflow, offer: _Offer) -> _Offer:
+    """`offer`, the only one of a graph, with how a call counts itself, so that it does all that the call does.
 
     A count waits for nothing, and nothing but the write of it waits for it.
     """
-    for offer in offers:
-        counts = [unit for unit in flow.units if len(offers) == 1 and _is_count(unit, offer.region)]
-        candidate = _together(flow, (*offer.candidate.units, *counts))
-        if not counts or not_too_many_arguments(candidate) or not_too_many_ops(candidate):
-            yield offer
-            continue
-        flow.contract(candidate.members)
-        region = replace(make_region(candidate, offer.pattern), name=offer.region.name)
-        yield _Offer(candidate, offer.pattern, region)
+    counts = [unit for unit in flow.units if _is_count(unit, offer.region)]
+    candidate = _together(flow, (*offer.candidate.units, *counts))
+    if not counts or not_too_many_arguments(candidate) or not_too_many_ops(candidate):
+        return offer
+    flow.contract(candidate.members)
+    region = replace(make_region(candidate, offer.pattern), name=offer.region.name)
+    return _Offer(candidate, offer.pattern, region)
 
 
 def _is_count(unit: Unit, region: Region) -> bool:

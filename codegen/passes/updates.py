@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fusepass.codegen.ir.copies import copy_kernel
 from fusepass.codegen.ir.expr import Builder, Gather, Window
-from fusepass.codegen.ir.index import Axis, Index, axis_index, linear
+from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -23,15 +24,13 @@ def write_last(program: Program, builder: Builder) -> Program:
     alike = [made for made in early if (made.shape, made.strides) == (early[0].shape, early[0].strides)]
     if not alike or any(kernel.checks for kernel in program.kernels):
         return program
-    axes = tuple(Axis(f"d{number}", size) for number, size in enumerate(alike[0].shape))
-    place = linear([axis_index(axis) for axis in axes], alike[0].strides)
-    stores = []
+    pairs = []
     for made in alike:
         new = replace(made, name=program.unused_name(f"{made.name}_new"), role=Role.TEMP)
         kernels = tuple(_renamed(kernel, made.name, new.name) for kernel in program.kernels)
         program = replace(program, buffers=(*program.buffers, new), kernels=kernels)
-        stores.append(Store(made.name, place, builder.load(new.name, place, new.dtype)))
-    copy = Kernel(f"{alike[0].name}_copy", axes, (), (), (), tuple(stores), ("copy_",))
+        pairs.append((new, made))
+    copy = copy_kernel(f"{alike[0].name}_copy", pairs, builder, ("copy_",))
     return replace(program, kernels=(*program.kernels, copy))
 
 
@@ -75,5 +74,4 @@ def _are_independent(kernel: Kernel, other: Kernel) -> bool:
 
 def _runs_once(kernel: Kernel) -> bool:
     """Whether it runs in each call, once."""
-    empty = kernel.row_count == 0 or (bool(kernel.cols) and kernel.col_count == 0)
-    return kernel.when is None and not kernel.rest and not empty
+    return kernel.when is None and not kernel.rest and kernel.row_count > 0 and kernel.col_count > 0

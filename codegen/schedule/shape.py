@@ -13,11 +13,11 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import SECTOR as SECTOR
 from fusepass.codegen.ir.tile import fitting_width
 from fusepass.codegen.ir.twopass import split_statistics
+from fusepass.codegen.ir.vectors import ACCESS as ACCESS
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, picked, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
-ACCESS = 16  # bytes of the widest access of one thread
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time
 _LEAST_REPEATED = 4 << 20  # bytes that neighbouring blocks do not find in a near cache
 _FULL_THREADS = 768  # per multiprocessor: below it, spread a row over more threads

@@ -13,7 +13,7 @@ from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, ScaledWeights, 
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
-from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.ir.vectors import ACCESS, is_vector, split_index
 from fusepass.codegen.schedule_convolution.places import (
     BLOCK,
     LONGEST_CHAIN,
@@ -40,7 +40,6 @@ from fusepass.codegen.schedule_convolution.tiles import (
     tiles_of,
 )
 
-_ACCESS = 16  # bytes of the widest store
 _NEIGHBOURS = 4
 _MOST_SETS = 4
 _MOST_TURNS = 4
@@ -120,7 +119,7 @@ def _vector(kernel: Kernel, program: Program) -> int:
 
     def fits(store: Store) -> bool:
         nbytes = lane.size * program.buffer(store.buffer).dtype.nbytes
-        return nbytes <= _ACCESS and is_vector(split_index(store.index, last, lane), last, lane)
+        return nbytes <= ACCESS and is_vector(split_index(store.index, last, lane), last, lane)
 
     whole = anchor_of(kernel).spread[-1] == pair_of(kernel)  # neighbours of a position are neighbours of the next one
     lane = Axis("lane", _NEIGHBOURS)

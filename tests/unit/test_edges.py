@@ -17,6 +17,7 @@ from fusepass.meta import Meta
 from fusepass.patterns.aliasing import is_view
 from fusepass.runtime import FusedRegion
 from tests.support.aten import same_bits
+from tests.support.noted import noted_regions
 
 
 class Of(nn.Module):
@@ -164,14 +165,7 @@ def _call(graph: fx.Graph, target: Callable[..., object], *arguments: object) ->
 
 def _regions(monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor) -> Sequence[FusedRegion]:
     """The regions of `model` as they run."""
-    found: list[FusedRegion] = []
-    plain = edges.Edges.seen
-
-    def noted(self: edges.Edges, region: FusedRegion) -> FusedRegion:
-        found.append(plain(self, region))
-        return found[-1]
-
-    monkeypatch.setattr(edges.Edges, "seen", noted)
+    found = noted_regions(monkeypatch)
     with torch.no_grad(), fusepass.override(tune="off"):
         fusepass.optimize(model)(x)
     return found

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import edges
 from fusepass.capture import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
@@ -34,6 +33,7 @@ from fusepass.runtime import FusedRegion
 from fusepass.splice import subgraph
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
+from tests.support.noted import noted_regions
 from tests.support.regions import memory_of
 
 F32, I64 = DType.F32, DType.I64
@@ -325,14 +325,7 @@ def test_what_only_writes_is_left() -> None:
 
 def writing(monkeypatch: pytest.MonkeyPatch, exact: bool = True) -> FusedRegion:
     """The region of a norm that writes over its arguments."""
-    found: list[FusedRegion] = []
-    seen = edges.Edges.seen
-
-    def note(way: edges.Edges, region: FusedRegion) -> FusedRegion:
-        found.append(seen(way, region))
-        return found[-1]
-
-    monkeypatch.setattr(edges.Edges, "seen", note)
+    found = noted_regions(monkeypatch)
     with torch.no_grad(), fusepass.config.override(tune="off"):
         made = capture(Norm(nn.BatchNorm1d(6)).train(), (torch.randn(20, 6),), {})
         assert isinstance(made, Captured)
