@@ -255,7 +255,7 @@ class KernelWriter:
 
     def all_steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
         """The same, for as many as there are; where all are, what is costly is pushed at once."""
-        if not (self.frame.team and tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
+        if not (tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
             self._steps(steps, phase, tile, start, ahead)
             return
         whole, single = steps.child(), steps.child()

@@ -47,6 +47,7 @@ _LEAST_VECTORS = 3  # of a thread of a second warp of a row: for fewer the excha
 _MANY_REDUCTIONS, _MANY_LANES = 8, 16  # of a kernel; threads of a row that has so many
 _SCANNED_TOGETHER = 4  # rows side by side: a thread that has one of more would have 16 of its columns
 _SHORT_RUNS = 3 * LINE  # bytes of all columns of rows that lie together
+_LONG_RUNS = 8 << 10  # so many are enough for a block that has only these, where they are whole vectors
 STATIC_SHARED = 48 << 10  # bytes
 _TURNS = 2  # rows of a block that stays, at least
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
@@ -98,8 +99,11 @@ def _are_few_together(shape: Shape) -> bool:
         return False
     if kernel.scans:
         return together <= _SCANNED_TOGETHER
+    moved = shape.cols * together * nbytes
+    if not kernel.ends_per_element:
+        return moved < _LONG_RUNS or together.bit_count() > 1
     alone = together == shape.width(row, 4) and shape.cols * together <= most_elements(shape)
-    return not kernel.ends_per_element or (shape.cols * together * nbytes <= _SHORT_RUNS and not alone)
+    return moved <= _SHORT_RUNS and not alone
 
 
 def _pace_of(node: Gather, axis: Axis) -> float:

@@ -12,11 +12,13 @@ from torch import Tensor
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import ReduceOp
+from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep, Walk
 from tests.support.emulate import emulate, needs_compiler
+from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of
 
 INF, NAN = float("inf"), float("nan")
@@ -106,3 +108,18 @@ def test_blocks_of_single_columns(shape: tuple[int, ...], dtype: torch.dtype, wa
     program = made.passed(pass_options(H200))
     plan = schedule(program.kernels[0], program, H200)
     assert (plan.lanes, plan.unroll, plan.blocks) == wanted
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(2, 20003, 16), (3, 50003)])
+@pytest.mark.parametrize("function", [lambda x: x.var(1), lambda x: x.logsumexp(1)], ids=["variance", "logarithm"])
+def test_what_is_costly_is_found_for_all_steps_at_once_but_the_last(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    made = region(function, torch.randn(shape), cuda=True)
+    program = made.passed(replace(pass_options(SMALL), split=SplitPolicy(1, 1 << 20, 1)))
+    text = render(program, SMALL).text
+    assert ".push_many(" in text
+    assert ".push(" in text
+    check_emulated(made, program, SMALL, 2e-6)

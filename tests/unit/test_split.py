@@ -216,6 +216,13 @@ def test_rows_side_by_side_are_taken_together() -> None:
     made.check(together)
 
 
+@pytest.mark.parametrize(("beside", "pieces"), [(1, 16), (2, 64), (6, 16), (8, 64), (32, 64), (36, 8)])
+def test_rows_side_by_side_in_whole_vectors_have_more_pieces(beside: int, pieces: int) -> None:
+    policy = SplitPolicy(workers=16, least_piece=8, lanes=32, column_workers=64)
+    made = region(lambda x: x.sum(0), torch.empty(1 << 16, beside))
+    assert policy.pieces(made.program, made.program.kernels[0]) == pieces
+
+
 def test_pieces_are_never_of_one_element() -> None:
     """They would be no reductions at all."""
     for workers, cols in ((3, 7), (5, 11), (5, 13), (4, 15), (12, 25), (4, 9), (6, 17)):
