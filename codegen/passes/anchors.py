@@ -85,9 +85,9 @@ def generate_anchors(
     """
     for call in program.calls:
         few = few_results_of(program, call) if plain else None
-        if few is not None:
-            made = _in_arithmetic(program, builder, call, few)
-            program = made if choose(made, made.kernels[0]) else program
+        plainly = None if few is None else _in_arithmetic(program, builder, call, few)
+        if plainly is not None:
+            program = plainly if choose(plainly, plainly.kernels[0]) else program
             continue
         summed = _in_sums(program, builder, call) if plain else None
         if summed is not None:
@@ -120,11 +120,15 @@ def generate_anchors(
     return without_idle_views(program)
 
 
-def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: FewResults) -> Program:
-    """`program` with a kernel in the first place that computes `call` and maps its results, one after another."""
+def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: FewResults) -> Program | None:
+    """`program` with kernels in the first places that compute `call` and map its results; None where several would write what others read."""
     made = anchored(program, builder, call, few, None)
     assert made is not None
-    return replace(made, kernels=(results_together(made.kernels[0], builder, few), *made.kernels[1:]))
+    first, *others = made.kernels
+    computed = results_together(first, builder, few)
+    if len(computed) > 1 and any(first.writes & other.reads for other in others):
+        return None
+    return replace(made, kernels=(*computed, *others))
 
 
 def _in_sums(program: Program, builder: Builder, call: LibraryCall) -> Program | None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
-from fusepass.codegen.ir.index import Axis, Index, axis_index, linear
-from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program
-from fusepass.codegen.passes.axes import split_axis
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Window
+from fusepass.codegen.ir.index import Axis, axis_index, linear
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction
+from fusepass.codegen.passes.axes import each_place, split_axis
 from fusepass.codegen.passes.geometry import Geometry, geometry_of, within
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -62,9 +62,9 @@ def few_results_of(program: Program, call: LibraryCall) -> FewResults | None:
     if not (dtype is DType.F32 or dtype.is_half) or any(each.dtype is not dtype for each in (of.source, of.weight)):
         return None
     found = FewResults(of)
-    # Phases are results of one position where all positions have all of them, and taps of neighbouring places where none lie apart.
-    whole = all(size % step == 0 for size, step in zip(result.shape[2:], found.phases, strict=True))
-    if not whole or (of.transposed and max(of.dilation) > 1):
+    # Phases are results of one position where some have all of them, and taps of neighbouring places where none lie apart.
+    some = all(size >= step for size, step in zip(result.shape[2:], found.phases, strict=True))
+    if not some or (of.transposed and max(of.dilation) > 1):
         return None
     return found if has_few_results(result.shape[1], of.weight.shape[2:], found.phases) else None
 
@@ -101,19 +101,39 @@ def _points(what: FewResults) -> tuple[int, ...]:
     return (1,) * (2 - len(what.points)) + what.points
 
 
-def results_together(kernel: Kernel, builder: Builder, what: FewResults) -> Kernel:
-    """`kernel`, whose rows are the dimensions of the result, with stores of its own for each result of a position."""
+def results_together(kernel: Kernel, builder: Builder, what: FewResults) -> tuple[Kernel, ...]:
+    """`kernel`, whose rows are the dimensions of the result, with stores of its own for each result of a position; behind it what computes,
+    one by one, results at the end of an axis that no position has all phases of."""
     _, of, *positions = kernel.rows
-    kernel = _each(kernel, builder, of)
+    rest: list[Kernel] = []
     for position, step in zip(positions, what.phases, strict=True):
+        whole = Axis(position.name, position.size - position.size % step)
+        if whole != position:
+            left = Axis(f"{position.name}_left", position.size % step)
+            behind = _moved(kernel, builder, position, left, whole.size)
+            rest.append(replace(_by_channel(behind, builder), name=f"{kernel.name}_{position.name}", rest=True))
+            kernel = _moved(kernel, builder, position, whole, 0)
+    kernel = each_place(kernel, builder, of)
+    for position, step in zip(kernel.rows[1:], what.phases, strict=True):
         if step > 1:
             kernel = split_axis(kernel, builder, position, step)
-            kernel = _each(kernel, builder, kernel.rows[kernel.rows.index(Axis(f"{position.name}i", step))])
-    return kernel
+            kernel = each_place(kernel, builder, kernel.rows[kernel.rows.index(Axis(f"{position.name}i", step))])
+    return kernel, *rest
 
 
-def _each(kernel: Kernel, builder: Builder, axis: Axis) -> Kernel:
-    """`kernel` without the row axis `axis`: its stores once for each place there."""
-    rows = tuple(row for row in kernel.rows if row != axis)
-    made = [rewrite_kernel(kernel, builder, {axis: Index(place)}) for place in range(axis.size)]
-    return replace(kernel, rows=rows, stores=tuple(store for each in made for store in each.stores))
+def _moved(kernel: Kernel, builder: Builder, axis: Axis, part: Axis, start: int) -> Kernel:
+    """`kernel` with a `part` of the row axis `axis`, from `start` on, in its place."""
+    rows = tuple(part if row == axis else row for row in kernel.rows)
+    return replace(rewrite_kernel(kernel, builder, {axis: axis_index(part) + start}), rows=rows)
+
+
+def _by_channel(kernel: Kernel, builder: Builder) -> Kernel:
+    """`kernel` with the channels of its one window as columns, so that threads share what one would do alone in a kernel of few results."""
+    (window,) = (node for node in kernel.nodes if isinstance(node, Window))
+    channel, *points = window.axes
+    total = Reduction(
+        f"{kernel.name}_sum", ReduceOp.SUM, (builder.window(window.op, tuple(points), window.value),), window.dtype
+    )
+    stat = builder.stat(total.name, 0, window.dtype)
+    summed = rewrite_kernel(kernel, builder, leaf=lambda node: stat if node is window else None)
+    return replace(summed, cols=(channel,), sweeps=((total,),), row_stores=summed.stores, stores=())

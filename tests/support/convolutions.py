@@ -484,6 +484,8 @@ FEW_RESULTS: dict[str, Case] = {
         "to 2, 3d": Case((2, 8, 5, 9, 12), 2, (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
         "to 2, 3d, strided": Case((1, 6, 7, 9, 11), 2, (3, 2, 3), (2, 1, 2), (2, 0, 1), (1, 2, 1)),
         "transposed to 3, by 2": Case((2, 16, 9, 20), 3, (4, 4), (2, 2), (1, 1), (1, 1), True),
+        "transposed to 3, by 2, to odd sizes": Case((2, 8, 7, 12), 3, (3, 3), (2, 2), (0, 0), (1, 1), True),
+        "transposed to 1, by 3 and 2, to a row more": Case((1, 9, 5, 13), 1, (4, 2), (3, 2), (0, 0), (1, 1), True),
         "transposed to 3, by 2, uneven": Case((2, 8, 7, 12), 3, (3, 3), (2, 2), (1, 1), (1, 1), True, (1, 1)),
         "transposed to 1, by 2 and 3": Case((2, 8, 7, 13), 1, (2, 5), (2, 3), (0, 1), (1, 1), True),
         "transposed to 4": Case((2, 8, 7, 13), 4, (3, 5), (1, 1), (1, 3), (1, 1), True),
