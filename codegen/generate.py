@@ -40,7 +40,7 @@ from fusepass.codegen.schedule.patch_partials import (
 )
 from fusepass.codegen.schedule.row_pieces import row_pieces
 from fusepass.codegen.schedule.scan import rows_stay
-from fusepass.codegen.schedule.shape import ACCESS
+from fusepass.codegen.schedule.shape import ACCESS, fills
 from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
@@ -176,6 +176,7 @@ def pass_options(
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,
             beginnings=lambda program, kernel: beginnings(program, kernel, facts),
+            busy=lambda threads: fills(threads, facts),
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
             product_seconds=lambda program, kernel: schedule_product.seconds_with_copies(program, kernel, facts),
         )

@@ -33,6 +33,11 @@ def combined(op: Op, args: Sequence[Index]) -> Index | bool | None:
             return first + args[1]
         case Op.SUB:
             return first - args[1]
+        case Op.MAXIMUM | Op.MINIMUM:
+            low, high = (first - args[1]).bounds
+            greater = first if low >= 0 else args[1] if high <= 0 else None
+            lesser = args[1] if low >= 0 else first if high <= 0 else None
+            return greater if op is Op.MAXIMUM else lesser
         case Op.MUL if constant is not None:
             return first * constant
         case Op.MUL if not first.terms:

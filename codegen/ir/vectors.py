@@ -218,9 +218,10 @@ def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
             if isinstance(atom, FloorDiv):
                 return start // divisor
             return start % divisor + axis_index(lane) * step
-        # start is whole quotients: what the lanes add is all that counts.
+        # start is whole quotients and a number: what the lanes add to that is all that counts.
+        start = start - start.constant
         if alignment(start, axis, lane.size) % divisor == 0:
-            added = axis_index(lane) * step
+            added = inner - start
             return start // divisor + added // divisor if isinstance(atom, FloorDiv) else added % divisor
     return inner // divisor if isinstance(atom, FloorDiv) else inner % divisor
 

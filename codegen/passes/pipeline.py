@@ -15,6 +15,7 @@ from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.joined_loads import join_loads
+from fusepass.codegen.passes.lines import Fills, lines_together
 from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.operands import Seconds
 from fusepass.codegen.passes.over_rows import reduce_over_rows
@@ -67,6 +68,7 @@ class PassOptions:
         taps_from: elements of a kernel from which on weights of its windows that lie apart are worth another launch; None for never.
         clusters, teams, strips: the cluster or team of blocks that should share a kernel's rows, or strips of them.
         beginnings: where a kernel's rows begin, if its weights should lie likewise.
+        busy: whether so many threads keep the device busy.
     """
 
     split: SplitPolicy
@@ -94,6 +96,7 @@ class PassOptions:
     teams: TeamChoice = lambda program, kernel: None
     strips: StripChoice = lambda program, kernel: None
     beginnings: BeginningsOf = lambda program, kernel: None
+    busy: Fills = lambda threads: True
     product_length: Length = whole_sums
     product_seconds: Seconds | None = None
 
@@ -125,6 +128,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("order_and_merge", order_and_merge),
         ("windows_of_short_rows", lambda p, b: windows_of_short_rows(p, b, options.access)),
         ("join_loads", lambda p, b: join_loads(p, b, options.access)),
+        ("lines_together", lambda p, b: lines_together(p, b, options.access, options.busy)),
         ("lay_out_weights", lambda p, b: lay_out_weights(p, b, options.beginnings)),
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("place_numbers", place_numbers),

@@ -156,7 +156,12 @@ class Shape:
 
     def fills(self, threads: int) -> bool:
         """Whether so many threads keep the device's memory system busy."""
-        return threads >= self.facts.multiprocessors * _FULL_THREADS
+        return fills(threads, self.facts)
+
+
+def fills(threads: int, facts: DeviceFacts) -> bool:
+    """Whether so many threads keep the memory system of a device busy."""
+    return threads >= facts.multiprocessors * _FULL_THREADS
 
 
 def run_start(index: Index, axis: Axis, run: int) -> Index | None:

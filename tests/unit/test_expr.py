@@ -213,6 +213,18 @@ def test_arithmetic_on_positions(b: Builder, op: Op, second: int | None) -> None
         assert got == POSITIONS[op](at - 2, along)
 
 
+@pytest.mark.parametrize("second", [-9, -2, 3, 7, 12])
+@pytest.mark.parametrize(("op", "of"), [(Op.MAXIMUM, max), (Op.MINIMUM, min)])
+def test_extremes_of_positions(b: Builder, op: Op, of: Callable[[int, int], int], second: int) -> None:
+    """Of `i` in 0 .. 9 less 2, and a number: the one of them that always is it."""
+    ten = Axis("i", 10)
+    found = b.apply(op, b.position(axis_index(ten) - 2), b.const(second, DType.I64))
+    index = known_index(found)
+    assert (index is None) is (-2 < second < 7)
+    for at in range(10) if index is not None else ():
+        assert index.substitute({ten: Index(at)}).constant == of(at - 2, second)
+
+
 def test_arithmetic_on_positions_stays_where_its_type_would_wrap(b: Builder) -> None:
     position = b.position(axis_index(Axis("i", 1 << 20)), DType.I32)
     assert isinstance(b.apply(Op.MUL, position, b.const(1 << 10, DType.I32)), Position)

@@ -514,7 +514,12 @@ def test_rows_and_columns(
         (lambda x: x.gather(1, (x > 0).long()), (8192, 4096), 4, 4),
         (lambda x: torch.cat((x.sin(), x.cos()), -1), (8192, 4096), 4, 1),
         (lambda x: F.interpolate(x, size=(224, 224), mode="bilinear"), (64, 3, 500, 375), 4, 1),
-        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (32, 64, 112, 112), 4, 4),
+        (
+            lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+            (32, 64, 112, 112),
+            4,
+            1,
+        ),  # of several lines each
         (
             lambda x: F.avg_pool2d(x.permute(0, 3, 1, 2), 2),
             (64, 112, 112, 128),

@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
-from fusepass.codegen.ir.vectors import split_value
+from fusepass.codegen.ir.vectors import split_index, split_value
 from fusepass.codegen.render import render
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -48,6 +48,24 @@ def test_conditions_of_whole_vectors(low: int, high: int, modulus: int, same: bo
             (bound,) = moved.mask  # type: ignore[attr-defined]
             index = bound.index.substitute({axis: Index(count) for axis, count in at.items()}).constant
             assert (bound.low <= index < bound.high) is (low <= (first + number) % modulus < high)
+
+
+@pytest.mark.parametrize(
+    ("factor", "constant", "divisor", "alone"),
+    [(2, 3, 4, True), (2, -1, 4, True), (2, 5, 8, True), (1, 3, 4, True), (2, 3, 16, False), (3, 1, 8, False)],
+)
+def test_quotients_of_whole_vectors(factor: int, constant: int, divisor: int, alone: bool) -> None:
+    """Where vectors begin at whole quotients, what a lane adds is told by its number alone, whatever is added to all."""
+    lane = Axis("lane", 4)
+    place = axis_index(ROW) % 12 * factor + constant
+    for index in (place // divisor, place % divisor):
+        moved = split_index(index, ROW, lane)
+        mixed = [atom for atom, _ in moved.terms if not isinstance(atom, Axis) and {ROW, lane} <= atom.index.axes]
+        assert (not mixed) is alone
+        for first in range(0, ROW.size, 4):
+            for number in range(4):
+                there = moved.substitute({ROW: Index(first), lane: Index(number)})
+                assert there == index.substitute({ROW: Index(first + number)})
 
 
 PADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], torch.dtype, str]] = {
