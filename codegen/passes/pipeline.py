@@ -12,6 +12,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
+from fusepass.codegen.passes.columns_of_one import columns_of_one
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.joined_loads import join_loads
@@ -119,6 +120,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("windows_of_reductions", lambda p, b: windows_of_reductions(p, b, options.longest_cached_row, options.access)),
         ("separate_windows", lambda p, b: _separate_windows(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
+        ("columns_of_one", columns_of_one),
         ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split, rules)),
         ("split_scans", lambda p, b: split_scans(p, b, options.split)),

@@ -177,7 +177,7 @@ class Splitter:
         in_piece = (Bound(axis_index(both), 0, outer.size),)
         in_none = (Bound(axis_index(both), outer.size, both.size),)
         for reduction in sweep:
-            values = [self.builder.rewrite(value, where) for value in _as_piece(reduction, self.builder)]
+            values = [self.builder.rewrite(value, where) for value in as_piece(reduction, self.builder)]
             parts = [self.builder.rewrite(part, {outer: axis_index(both)}) for part in self.parts[reduction.name]]
             self.parts[reduction.name] = tuple(
                 self.builder.masked(
@@ -226,7 +226,7 @@ class Splitter:
         return next(unused for unused in names if unused not in taken)
 
 
-def _as_piece(reduction: Reduction, builder: Builder) -> tuple[Expr, ...]:
+def as_piece(reduction: Reduction, builder: Builder) -> tuple[Expr, ...]:
     """What a piece of one element would have found, as what merges pieces takes it."""
     match reduction.op:
         case ReduceOp.MOMENTS:
