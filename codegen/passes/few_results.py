@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import has_few_results
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Op, ReduceOp, Window, walk
 from fusepass.codegen.ir.index import Axis, axis_index, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction
 from fusepass.codegen.passes.axes import each_place, split_axis
@@ -111,7 +111,7 @@ def results_together(kernel: Kernel, builder: Builder, what: FewResults) -> tupl
         if whole != position:
             left = Axis(f"{position.name}_left", position.size % step)
             behind = _moved(kernel, builder, position, left, whole.size)
-            rest.append(replace(_by_channel(behind, builder), name=f"{kernel.name}_{position.name}", rest=True))
+            rest.append(replace(_by_channel(behind, builder, what), name=f"{kernel.name}_{position.name}", rest=True))
             kernel = _moved(kernel, builder, position, whole, 0)
     kernel = each_place(kernel, builder, of)
     for position, step in zip(kernel.rows[1:], what.phases, strict=True):
@@ -127,13 +127,17 @@ def _moved(kernel: Kernel, builder: Builder, axis: Axis, part: Axis, start: int)
     return replace(rewrite_kernel(kernel, builder, {axis: axis_index(part) + start}), rows=rows)
 
 
-def _by_channel(kernel: Kernel, builder: Builder) -> Kernel:
-    """`kernel` with the channels of its one window as columns, so that threads share what one would do alone in a kernel of few results."""
-    (window,) = (node for node in kernel.nodes if isinstance(node, Window))
+def _by_channel(kernel: Kernel, builder: Builder, what: FewResults) -> Kernel:
+    """`kernel` with the convolution's channels as columns, so that threads share what one would do alone in a kernel of few results."""
+    windows = (node for node in kernel.nodes if isinstance(node, Window))
+    window = next(each for each in windows if any(_is_weight(node, what) for node in walk(each)))
     channel, *points = window.axes
-    total = Reduction(
-        f"{kernel.name}_sum", ReduceOp.SUM, (builder.window(window.op, tuple(points), window.value),), window.dtype
-    )
+    products = builder.window(window.op, tuple(points), window.value)
+    total = Reduction(f"{kernel.name}_sum", ReduceOp.SUM, (products,), window.dtype)
     stat = builder.stat(total.name, 0, window.dtype)
     summed = rewrite_kernel(kernel, builder, leaf=lambda node: stat if node is window else None)
     return replace(summed, cols=(channel,), sweeps=((total,),), row_stores=summed.stores, stores=())
+
+
+def _is_weight(node: Expr, what: FewResults) -> bool:
+    return isinstance(node, Load) and node.buffer == what.of.weight.name

@@ -31,9 +31,9 @@ from fusepass.codegen.passes.fuse import is_plain
 Fills = Callable[[int], bool]
 """Whether so many threads keep a device busy."""
 
-_MOST_LINES = 10
+_MOST_LINES = 10  # of a thread; an even number of them, as places repeat after two, four or eight where they are exact
 _MOST_RESULTS = 32  # of a thread: lines times the elements of a vector
-_MOST_LOOKUPS = 64
+_MOST_LOOKUPS = 64  # for one element of each line: they are written out
 
 
 def lines_together(program: Program, builder: Builder, access: int, fills: Fills) -> Program:

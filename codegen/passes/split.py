@@ -70,9 +70,9 @@ class SplitPolicy:
         working = -(-kernel.row_count // together)
         if working >= self.workers or self.stays(program, kernel):
             return 1
-        fits = together.bit_count() == 1 if together < self.lanes else beside % _VECTOR == 0
-        wanted = self.column_workers if together > 1 and fits and not kernel.scans else None
-        wanted = wanted or self.workers
+        whole = together.bit_count() == 1 if together < self.lanes else beside % _VECTOR == 0
+        vectors = together > 1 and whole and not kernel.scans
+        wanted = self.column_workers if vectors and self.column_workers else self.workers
         return max(min(-(-wanted // working), kernel.col_count * together // self.least_piece), 1)
 
 
