@@ -69,7 +69,9 @@ FUSED: dict[str, Case] = {
     "batch norm, training": Case(
         _sequence(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()), (3, 4, 5, 2), ((1,),)
     ),
-    "batch norm, running statistics": Case(_sequence(nn.BatchNorm2d(4)), (3, 4, 5, 2), ((), (1,))),  # () counts batches
+    "batch norm, running statistics": Case(
+        _sequence(nn.BatchNorm2d(4)), (3, 4, 5, 2), ((1,),)
+    ),  # which counts batches, too
     "batch norm, evaluation": Case(
         _sequence(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), (2, 3, 5, 5), ((),)
     ),
@@ -100,7 +102,7 @@ FUSED: dict[str, Case] = {
     "a value and its norm": Case(lambda x: (x + x.sin(), F.layer_norm(x + x.sin(), (12,))), (4, 12), ((1,),)),
     "a window of rows": Case(lambda x: F.avg_pool1d(x - x.mean(2, keepdim=True), 3, 1, 1), (2, 4, 9), ((1,),)),
     "what is read, otherwise": Case(lambda x: (x.softmax(1), x.relu(), x.exp() + 1), (4, 9), ((1, 1),)),
-    "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((1,),)),
+    "pointwise beside rows of one element": Case(lambda x: (x.relu(), x.sum(1)), (5, 1), ((),)),
     "sum of everything": Case(lambda x: x * x.sum(), (4, 9), ((1,),)),
     "variance and mean": Case(lambda x: (x.var(1), x.mean(1)), (4, 9), ((2,),)),
     "maximum and its place": Case(lambda x: tuple(x.max(1)), (4, 9), ((1,),)),
@@ -109,7 +111,7 @@ FUSED: dict[str, Case] = {
     "a pool that is read twice": Case(
         lambda x: (lambda pooled: (x - pooled, pooled.relu()))(F.avg_pool1d(x, 5, 1, 2)), (1, 513, 512), ((),)
     ),
-    "rows of one element": Case(lambda x: x - x.mean(1, keepdim=True), (5, 1), ((1,),)),
+    "rows of one element": Case(lambda x: x - x.mean(1, keepdim=True), (5, 1), ((),)),
     "one row": Case(lambda x: x.flatten().softmax(0), (3, 4), ((1, 1),)),
 }
 
