@@ -102,7 +102,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if not kernel.is_pointwise:
         alike, others = kernel.row_stores, (*kernel.stores, *partial)
     # What is stored at each element, or for each row, may go to several places of a buffer.
-    several = kernel.anchor is None and _are_apart(alike)
+    several = (kernel.anchor is None or not kernel.is_pointwise) and _are_apart(alike)
     alone = len({store.buffer for store in alike}) if several else len(alike)
     if alone + len(others) + len(kernel.once) != len(kernel.writes):
         yield "two stores to one buffer"

@@ -90,7 +90,7 @@ MODELS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[ReduceOp]]] = {
     "variance": (lambda x, b: F.gelu(x + b).var(1), [ReduceOp.MOMENTS]),
     "mean": (lambda x, b: F.silu(x * b).mean(1), [ReduceOp.SUM]),
     "layer norm": (lambda x, b: F.layer_norm(F.gelu(x + b), x.shape[1:]), [ReduceOp.MOMENTS]),
-    "logsumexp": (lambda x, b: (x + b).logsumexp(1), [ReduceOp.MAX]),
+    "logsumexp": (lambda x, b: (x + b).logsumexp(1), [ReduceOp.SOFTMAX]),
 }
 
 

@@ -114,7 +114,7 @@ def _made(name: str, options: PassOptions | None = None) -> tuple[Region, Progra
 def test_values(name: str, aligned: bool) -> None:
     made, program = _made(name)
     assert not any(map(_reduces_windows, program.kernels))
-    assert any(kernel.partials is not None for kernel in program.kernels)
+    assert any(kernel.partials is not None for kernel in program.kernels) is (name != "one axis")  # whose rows stay
     assert not any(kernel.is_pointwise and not kernel.stores and kernel.partials is None for kernel in program.kernels)
     results = emulate(program, render(program, SMALL, aligned=aligned), made.memory(program))
     bound = 1e-5 if CASES[name][3] is torch.float32 else 1e-2
