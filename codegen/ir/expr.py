@@ -39,6 +39,11 @@ class Place:
     size: int
     checked: bool
 
+    @property
+    def known(self) -> Index | None:
+        """The place where that is known beforehand, and lies inside: it needs no looking up."""
+        return known_inside(self.value, self.size)
+
 
 @dataclass(frozen=True, eq=False)
 class Gather:
@@ -212,6 +217,12 @@ def known_index(value: Expr) -> Index | None:
             return None
 
 
+def known_inside(value: Expr, size: int) -> Index | None:
+    """The same, where it lies in ``0 .. size - 1``."""
+    index = known_index(value)
+    return index if index is not None and index.bounds[0] >= 0 and index.bounds[1] < size else None
+
+
 def _casts_exactly(literal: Const, dtype: DType) -> bool:
     """Whether the literal as written means the same in `dtype` as its cast."""
     if dtype.is_int:
@@ -237,6 +248,13 @@ class Builder:
         return self._intern(("load", buffer, index), lambda: Load(buffer, index, dtype))
 
     def gather(self, buffer: str, index: Index, places: tuple[Place, ...], dtype: DType) -> Expr:
+        """An element at places of which those that are known beforehand, and lie inside, are part of the index."""
+        known = [(place, at) for place in places if (at := place.known) is not None]
+        if known:
+            index = sum((at * place.stride for place, at in known), index)
+            places = tuple(place for place in places if place.known is None)
+        if not places:
+            return self.load(buffer, index, dtype)
         key = tuple((id(place.value), place.stride, place.size, place.checked) for place in places)
         return self._intern(("gather", buffer, index, key), lambda: Gather(buffer, index, places, dtype))
 

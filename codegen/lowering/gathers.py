@@ -21,7 +21,7 @@ from fusepass.codegen.ir.expr import (
     Masked,
     Op,
     Place,
-    known_index,
+    known_inside,
     own_indices,
     walk,
 )
@@ -54,8 +54,7 @@ class Lookup:
     @property
     def known(self) -> Index | None:
         """The place where that only depends on where the element stands, and lies inside: it needs no looking up."""
-        index = known_index(self.place)
-        return index if index is not None and index.bounds[0] >= 0 and index.bounds[1] < self.size else None
+        return known_inside(self.place, self.size)
 
 
 Looked = tuple[Coordinates, Mapping[int, Lookup]]

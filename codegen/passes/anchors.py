@@ -29,7 +29,7 @@ from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_columns import sums_of_rows
-from fusepass.codegen.passes.few_results import FewResults, few_results_of, results_together
+from fusepass.codegen.passes.few_results import few_results_of, results_together
 from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of, lies_in_places
 from fusepass.codegen.passes.halved_kernel import Halved
@@ -84,14 +84,9 @@ def generate_anchors(
     By `product_seconds`, operands of products are copied first.
     """
     for call in program.calls:
-        few = few_results_of(program, call) if plain else None
-        plainly = None if few is None else _in_arithmetic(program, builder, call, few)
+        plainly = (_in_arithmetic(program, builder, call) or _in_sums(program, builder, call)) if plain else None
         if plainly is not None:
             program = plainly if choose(plainly, plainly.kernels[0]) else program
-            continue
-        summed = _in_sums(program, builder, call) if plain else None
-        if summed is not None:
-            program = summed if choose(summed, summed.kernels[0]) else program
             continue
         anchor = depthwise_of(program, call) or _convolution(program, call, warps) or product_of(program, call)
         if anchor is None:
@@ -120,10 +115,13 @@ def generate_anchors(
     return without_idle_views(program)
 
 
-def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall, few: FewResults) -> Program | None:
-    """`program` with kernels in the first places that compute `call` and map its results; None where several would write what others read."""
-    made = anchored(program, builder, call, few, None)
-    assert made is not None
+def _in_arithmetic(program: Program, builder: Builder, call: LibraryCall) -> Program | None:
+    """`program` with a convolution to few channels as windows, in kernels in the first places; None where `call` is something else, or several
+    kernels would write what others read."""
+    few = few_results_of(program, call)
+    made = None if few is None else anchored(program, builder, call, few, None)
+    if few is None or made is None:
+        return None
     first, *others = made.kernels
     computed = results_together(first, builder, few)
     if len(computed) > 1 and any(first.writes & other.reads for other in others):

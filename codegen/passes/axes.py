@@ -11,16 +11,16 @@ from fusepass.codegen.ir.crossing import pace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.passes.rewrite import Leaf, divisions, indices, rewrite_kernel
+from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
 
 _FAR = 32  # elements between neighbours, from which on each lies in lines of its own
 _LARGE = 4  # times as many bytes as another buffer has: its order counts, though it does not have all axes
 
 
-def each_place(kernel: Kernel, builder: Builder, axis: Axis, leaf: Leaf = lambda _: None) -> Kernel:
-    """`kernel` without the row axis `axis`: its stores once for each place there, with `leaf` applied to every node of these."""
+def each_place(kernel: Kernel, builder: Builder, axis: Axis) -> Kernel:
+    """`kernel` without the row axis `axis`: its stores once for each place there."""
     rows = tuple(row for row in kernel.rows if row != axis)
-    made = [rewrite_kernel(kernel, builder, {axis: Index(place)}, leaf) for place in range(axis.size)]
+    made = [rewrite_kernel(kernel, builder, {axis: Index(place)}) for place in range(axis.size)]
     return replace(kernel, rows=rows, stores=tuple(store for each in made for store in each.stores))
 
 

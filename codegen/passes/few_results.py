@@ -117,7 +117,7 @@ def results_together(kernel: Kernel, builder: Builder, what: FewResults) -> tupl
     for position, step in zip(kernel.rows[1:], what.phases, strict=True):
         if step > 1:
             kernel = split_axis(kernel, builder, position, step)
-            kernel = each_place(kernel, builder, kernel.rows[kernel.rows.index(Axis(f"{position.name}i", step))])
+            kernel = each_place(kernel, builder, Axis(f"{position.name}i", step))
     return kernel, *rest
 
 

@@ -14,14 +14,11 @@ from math import gcd
 from fusepass.codegen.ir.expr import (
     Apply,
     Builder,
-    Expr,
     Gather,
     Load,
     Op,
-    Place,
     Window,
     indices_in,
-    known_index,
     walk,
 )
 from fusepass.codegen.ir.program import Kernel, Program
@@ -48,7 +45,7 @@ def _together(program: Program, kernel: Kernel, builder: Builder, access: int, f
     if not _enlarges_lines(program, kernel):
         return kernel
     *_, line, along = kernel.rows
-    widest = gcd(along.size, access // max(program.buffer(store.buffer).dtype.nbytes for store in kernel.stores))
+    widest = gcd(along.size, access // program.buffer(kernel.stores[0].buffer).dtype.nbytes)
     best, fewest = kernel, float(_lookups(kernel))
     for count in range(2, min(_MOST_LINES, _MOST_RESULTS // widest, line.size - 1) + 1, 2):
         if line.size % count == 0 and fills(kernel.row_count // (count * widest)):
@@ -61,7 +58,7 @@ def _together(program: Program, kernel: Kernel, builder: Builder, access: int, f
 
 def _enlarges_lines(program: Program, kernel: Kernel) -> bool:
     """Whether `kernel` stores elements of lines, one for each of its points, and looks up fewer at places computed from the line's position."""
-    if not kernel.is_pointwise or not is_plain(kernel) or kernel.row_stores or kernel.once or len(kernel.rows) < 2:
+    if not kernel.is_pointwise or not is_plain(kernel) or len(kernel.rows) < 2:
         return False
     drawn = any(isinstance(node, Apply) and node.op is Op.UNIFORM for node in kernel.nodes)
     if drawn or len(kernel.stores) != 1 or any(isinstance(node, Window) for node in kernel.nodes):
@@ -82,22 +79,5 @@ def _lookups(kernel: Kernel) -> int:
 
 def _with_lines(kernel: Kernel, builder: Builder, count: int) -> Kernel:
     """`kernel` with `count` lines for each of its points."""
-    line = kernel.rows[-2]
-    lines = split_axis(kernel, builder, line, count)
-
-    def told(node: Expr) -> Expr | None:
-        """A lookup at places of which some are known by now."""
-        if not isinstance(node, Gather):
-            return None
-        index, unknown = node.index, list[Place]()
-        for place in node.places:
-            at = known_index(place.value)
-            if at is None:
-                unknown.append(place)
-            else:
-                index += at * place.stride
-        if not unknown:
-            return builder.load(node.buffer, index, node.dtype)
-        return builder.gather(node.buffer, index, tuple(unknown), node.dtype)
-
-    return each_place(lines, builder, lines.rows[-2], told)
+    lines = split_axis(kernel, builder, kernel.rows[-2], count)
+    return each_place(lines, builder, lines.rows[-2])

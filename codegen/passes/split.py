@@ -46,7 +46,8 @@ class SplitPolicy:
         workers: pieces that should run at once to fill the device.
         least_piece: elements a piece keeps at least.
         lanes: neighbouring rows that one worker takes together where rows, not columns, are contiguous in memory.
-        column_workers: pieces of so many rows that should run where these are whole vectors; None for as many as `workers`.
+        column_workers: pieces of so many rows that should run where these are whole vectors, or fewer rows that are a power of two; None for as
+            many as `workers`.
         least_of_scans: pieces that a row of a running reduction has at least, as these are read twice.
         stays: whether a kernel keeps its rows on the chip until it needs them again; pieces are read again.
     """
