@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import fusepass
+from benchmarks.layers import Apply
 from fusepass.numerics import check
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def enlarged(mode: str, *, corners: bool = False, factor: float = 2) -> Callable[[Tensor], Tensor]:
@@ -44,18 +37,25 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
+def checked(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> None:
+    """Assert that a model of `function` is fused, and right for each of the `inputs`."""
+    model = Apply(function)
+    fused = fusepass.optimize(model, tune="off")
+    for x in inputs:
+        outcome = check(model, fused, (x,))
+        assert outcome.ok, outcome.explain()
+    assert fused.report().regions
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @torch.no_grad()
 def test_enlarged(name: str, dtype: torch.dtype) -> None:
+    """Also where memory does not begin at 16 bytes."""
     function, shape = FUNCTIONS[name]
-    model = Of(function)
-    fused = fusepass.optimize(model, tune="off")
-    inputs = torch.randn((2 + torch.Size(shape).numel()), device="cuda").to(dtype)
-    for start in (0, 1):  # also where memory does not begin at 16 bytes
-        outcome = check(model, fused, (inputs[start : start + torch.Size(shape).numel()].view(shape),))
-        assert outcome.ok, outcome.explain()
-    assert fused.report().regions
+    size = prod(shape)
+    x = torch.randn(size + 1, device="cuda").to(dtype)
+    checked(function, x[:size].view(shape), x[1:].view(shape))
 
 
 SIDE_BY_SIDE: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
@@ -73,8 +73,4 @@ SIDE_BY_SIDE: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 @torch.no_grad()
 def test_few_rows_side_by_side(name: str, dtype: torch.dtype) -> None:
     function, shape = SIDE_BY_SIDE[name]
-    model = Of(function)
-    fused = fusepass.optimize(model, tune="off")
-    outcome = check(model, fused, (torch.randn(shape, device="cuda").to(dtype),))
-    assert outcome.ok, outcome.explain()
-    assert fused.report().regions
+    checked(function, torch.randn(shape, device="cuda").to(dtype))
