@@ -1,9 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
-Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, with a ``note`` about what the
-numbers do not show, and, for a line each, from those of ``h200_default.json``, ``h100_chains.json``, ``h200_single.json``,
-``h100_networks.json`` and others that are there: the same without max-autotune, and with ``--group chains``,
-``--group single``, ``--group networks`` and ``--drawn``, or some of these. Those named ``h100`` were taken on another device, which their lines name.
+Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of
+``--group chains``, ``--group single``, ``--group networks`` and ``--drawn``, or some of these, which lie beside it. Lines name
+the device, where it is another one. A ``note`` in a file says what its numbers do not show.
 """
 
 from __future__ import annotations
@@ -20,16 +19,10 @@ from benchmarks.implementations import RIVALS, Implementation
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
-    RUN.with_name("h200_default.json"): "workloads of the plain run",
-    RUN.with_name("h100_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
+    RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
     RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
-    RUN.with_name("h100_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
+    RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
     RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
-    RUN.with_name("h100_drawn.json"): "workloads drawn at random with another seed",
-    RUN.with_name("h100_firsts.json"): "first layers (`firsts.py`), broadcasts and columns (`broadcasts.py`)",
-    RUN.with_name(
-        "h200_reduced.json"
-    ): "chains that store what they reduce, or reduce depthwise convolutions and pools",
 }
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
@@ -77,7 +70,7 @@ def block() -> str:
         *(line for path, run in groups.items() for line in _said_of_group(GROUPS[path], run)),
         *_slower([run, *groups.values()]),
         *_wrong(rows),
-        *textwrap.wrap(run.get("note", ""), 120),
+        *(line for each in (run, *groups.values()) for line in textwrap.wrap(each.get("note", ""), 120)),
         "",
         "Each bar is the share of the hardware's limit that was reached; rewritten models exceed the limit of the original",
         "operators:",
