@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fusepass.errors import CaptureError
-from fusepass.isolation import Watched, laid_out
+from fusepass.isolation import Watched, called_as_in_eager
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.recurrent import is_whole, run_whole
 
@@ -43,7 +43,7 @@ class NoEscape(Watched):
             args = (_unambiguous(args[0]), *args[1:])
         if is_whole(func, args):
             return run_whole(func, args)
-        return laid_out(func, func(*args, **(kwargs or {})))
+        return called_as_in_eager(func, args, kwargs or {})
 
 
 _POOLS_1D = (nn.functional.max_pool1d, torch.max_pool1d)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.errors import CaptureError
+from fusepass.fast_paths import called_as_in_inference
 from fusepass.functional import memory_order
 from fusepass.overlaps import Overlaps
 from fusepass.recurrent import drops_out
@@ -176,7 +177,7 @@ class Watched(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.watch(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        return called_as_in_eager(func, args, kwargs or {})
 
     def watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """To be told of each call before it runs.
@@ -247,11 +248,12 @@ class EagerWrites(Watched):
             return _drawn_in_memory_s_order(func, *args, **kwargs)
         if kwargs.get("out") is not None:
             return _written_where_asked(func, args, kwargs)
-        return laid_out(func, func(*args, **kwargs))
+        return called_as_in_eager(func, args, kwargs)
 
 
-def laid_out(func: Any, result: Any) -> Any:
-    """The `result` of `func` with eager's strides, which differ from those of what it is made of under tracing."""
+def called_as_in_eager(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `func` gives in eager, with its strides, where what it is made of under tracing has other ones."""
+    result = called_as_in_inference(func, args, kwargs)
     return result.contiguous() if func is nn.functional.one_hot else result
 
 

@@ -592,7 +592,7 @@ ZOO: dict[str, Entry] = {
     "densenet": Entry(densenet, _images(), 0.85),
     "mobilenet": Entry(mobilenet, _images(), 0.85),
     "convnext": Entry(convnext, _images(), 0.8),
-    "vit": Entry(ViT, _images(), 0.75),
+    "vit": Entry(ViT, _images(), 0.55),
     "gpt": Entry(GPT, lambda: (torch.randint(0, 30, (2, 9)),), 0.7),
     "bert": Entry(BERT, _batch, 0.75),
     "lstm": Entry(LSTM, lambda: (torch.randn(3, 5, 6),), 0.35),

@@ -83,7 +83,8 @@ def cases(draw: st.DrawFn) -> Case:
         f"group norm of {groups}": lambda x, *weights: F.group_norm(x, groups, *weights),
         "group norm of 1": lambda x, *weights: F.group_norm(x, 1, *weights),
         "batch norm": lambda x, *weights: F.batch_norm(x, None, None, *weights, training=True),
-        "instance norm": lambda x, *weights: F.instance_norm(x, None, None, *weights),
+        # Of the function itself: the one of `F` refuses images of one element.
+        "instance norm": lambda x, *weights: torch.instance_norm(x, *weights, None, None, True, 0.1, 1e-5, False),
         f"layer norm from {min(dims)}": lambda x, *_: F.layer_norm(x, x.shape[min(dims) + 1 :] or x.shape[3:]),
         f"RMS norm from {max(dims)}": lambda x, *_: F.rms_norm(x, x.shape[max(dims) :]),
         f"softmax along {dims[0]}": lambda x, *_: x.softmax(dims[0]),

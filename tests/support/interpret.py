@@ -1,7 +1,8 @@
 """Reference interpreter of kernel programs on numpy arrays: the oracle for generated code and for IR passes.
 
 Floating-point values are float64 from load to store, whatever their type in the program, so that the result is what
-exact arithmetic would give; only casts to a narrower type round, and what an anchor rounds its operands to. Integers and booleans keep their types and wrap.
+exact arithmetic would give, and so are temporaries of float32: two kernels that compute the same see no difference between it and what one of them
+stored. Only casts to a narrower type round, and what an anchor rounds its operands to. Integers and booleans keep their types and wrap.
 
 A buffer is its memory: a flat array of `Buffer.extent` elements. numpy has no bfloat16, so such buffers are uint16
 arrays of bit patterns; `decode` and `encode` convert.
@@ -63,9 +64,12 @@ def interpret(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]
         buffer.name: inputs[buffer.name] if buffer.role in (Role.INPUT, Role.ANCHOR) else poisoned(buffer)
         for buffer in program.buffers
     }
+    wide = [buffer.name for buffer in program.buffers if buffer.role is Role.TEMP and buffer.dtype is DType.F32]
+    memory |= {name: memory[name].astype(np.float64) for name in wide}
     with np.errstate(all="ignore"):
         for kernel in program.kernels:
             _Run(program, kernel, memory).run()
+        memory |= {name: memory[name].astype(np.float32) for name in wide}
     return {b.name: memory[b.name] for b in program.buffers if b.role in (Role.OUTPUT, Role.TEMP)}
 
 
@@ -329,7 +333,8 @@ class _Run:
         value = np.broadcast_to(evaluate(store.value), shape).reshape(-1)[there]
         assert index.size == np.unique(index).size, f"{self.kernel.name} writes an element of {store.buffer} twice"
         assert index.size == 0 or (index.min() >= 0 and index.max() < buffer.extent), f"{store.buffer}: out of range"
-        self.memory[store.buffer][index] = encode(value, buffer.dtype)
+        memory = self.memory[store.buffer]
+        memory[index] = value if memory.dtype == np.float64 else encode(value, buffer.dtype)
 
 
 class _Evaluation:
