@@ -24,7 +24,6 @@ _NOTES = {_ATTENTION: "why_not_fast_path", _LAYER: "why_not_sparsity_fast_path"}
 """The local variables that have the reason, by the code of the modules."""
 
 _TRACING = frozenset({"some Tensor argument has_torch_function", "we are running make_fx tracing"})
-_SUMS = (torch.Tensor.add, torch.Tensor.__add__)
 _BETWEEN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 
 
@@ -36,7 +35,7 @@ def called_as_in_inference(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if given.arguments["in_proj_bias"] is not None and _masks_fit(given.arguments):
             return _attention(given.arguments)
     result = func(*args, **kwargs)
-    if func in _SUMS and _skips_its_kernel(_LAYER):
+    if func is torch.Tensor.add and _skips_its_kernel(_LAYER):  # a residual sum
         return result.contiguous()
     return result
 
