@@ -8,6 +8,7 @@ their kernels. Where that is tracing alone, what is traced here gives the kernel
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from inspect import signature
@@ -24,7 +25,7 @@ _NOTES = {_ATTENTION: "why_not_fast_path", _LAYER: "why_not_sparsity_fast_path"}
 """The local variables that have the reason, by the code of the modules."""
 
 _TRACING = frozenset({"some Tensor argument has_torch_function", "we are running make_fx tracing"})
-_BETWEEN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+_BETWEEN = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
 
 
 def called_as_in_inference(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,10 +65,8 @@ def _attention(given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     projected = F.linear(x, given["in_proj_weight"], given["in_proj_bias"])
     query, key, value = projected.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind()
     mask, weights = _mask(given, batch, heads), None
-    causal = given["is_causal"] and mask is not None and given["key_padding_mask"] is None and not weighs
-    if causal:
-        mask = None
-    if mask is None and not weighs:
+    causal = given["is_causal"] and mask is not None and given["key_padding_mask"] is None
+    if not weighs and (mask is None or causal):
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
     else:
         scores = (query * (1 / math.sqrt(width // heads))) @ key.transpose(-2, -1)
