@@ -19,10 +19,10 @@ from benchmarks.implementations import RIVALS, Implementation
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 GROUPS = {
-    RUN.with_name("h200_chains.json"): "further chains and blocks of `benchmarks/chains.py`",
-    RUN.with_name("h200_single.json"): "single operators and losses of `--group single`",
-    RUN.with_name("h200_networks.json"): "networks, and blocks of them, of `benchmarks/networks.py`",
-    RUN.with_name("h200_drawn.json"): "workloads drawn at random (`benchmarks/drawn.py`)",
+    RUN.with_name("h200_chains.json"): "chains and blocks (`--group chains`)",
+    RUN.with_name("h200_single.json"): "single operators and losses (`--group single`)",
+    RUN.with_name("h200_networks.json"): "small networks and blocks (`--group networks`)",
+    RUN.with_name("h200_drawn.json"): "drawn at random (`--drawn`)",
 }
 PLOT = ROOT / "docs" / "limits.svg"
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
@@ -44,36 +44,30 @@ def block() -> str:
     devices = run.get("devices", 1)
     groups = {path: _read(path) for path in GROUPS if path.exists()}
     lines = [
-        f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), measured together on commit {run['commit']}: medians of side-by-side "
-        "calls with the L2 cache flushed",
-        "and fresh random inputs; results were checked against float64. Modules as built (training mode), under `no_grad`, "
-        "default flags.",
-        *(
-            [
-                "The last column compares with the faster of torch.compile's modes, default and max-autotune-no-cudagraphs."
-            ]
-            * ("autotune" in timed)
-        ),
-        "Milliseconds:",
+        f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), in one run on commit {run['commit']}: medians in milliseconds.",
+        "Modules as built (training mode), under `no_grad`, default flags.",
+        *(["The last column is against the faster mode of torch.compile."] * ("autotune" in timed)),
         "",
         f"| model | {' | '.join(_NAMES[way] for way in timed)} | {' | '.join(f'x {rival}' for rival in RIVALS)} |",
         "|---" * (1 + len(timed) + len(RIVALS)) + "|",
         *(_table_row(row, timed) for row in mission),
         f"| geometric mean |{' |' * len(timed)} {' | '.join(means)} |",
         "",
-        *_said_of("other workloads of `benchmarks/workloads.py`", others),
-        *_said_of("of them that are convolutions", [row for row in others if "conv" in row["workload"]]),
+        "| workloads | | x eager | x torch.compile | commit |",
+        "|---|---|---|---|---|",
+        _means_row("others of `benchmarks/workloads.py`", others, run),
+        _means_row("convolutions among these", [row for row in others if "conv" in row["workload"]], run),
+        *(_means_row(what, groups[path]["rows"], groups[path]) for path, what in GROUPS.items() if path in groups),
+        "",
         *(
-            ["The runs below time torch.compile in its default mode alone."]
+            ["Of the other files, torch.compile is in its default mode."]
             * (not any(map(_tries_all_modes, groups.values())))
         ),
-        *(line for path, run in groups.items() for line in _said_of_group(GROUPS[path], run)),
         *_slower([run, *groups.values()]),
         *_wrong(rows),
         *(line for each in (run, *groups.values()) for line in textwrap.wrap(each.get("note", ""), 120)),
         "",
-        "Each bar is the share of the hardware's limit that was reached; rewritten models exceed the limit of the original",
-        "operators:",
+        "Each bar is the share of the hardware limit:",
         "",
         "![shares of the limit](docs/limits.svg)",
     ]
@@ -148,17 +142,12 @@ def _table_row(row: dict[str, Any], timed: Sequence[str]) -> str:
     return f"| {row['workload']} | {times} | {ratios} |"
 
 
-def _said_of(what: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line of means over the rows whose result is right."""
+def _means_row(what: str, rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
+    """Geometric means over the rows whose result is right, and how many these are."""
     right = [row for row in rows if _is_right(row)]
-    parts = [f"{_mean(right, rival)} x {rival}" for rival in RIVALS]
-    return [f"Over the {len(right)} {what} the geometric mean is {' and '.join(parts)}."]
-
-
-def _said_of_group(what: str, run: dict[str, Any]) -> list[str]:
-    """The same of a group that was measured by itself."""
-    few = f" (of {len(run['rows']) + len(run['left_out'])})" if run["left_out"] else ""
-    return _said_of(f"{what}{few},{_where(run)} on commit {run['commit']},", run["rows"])
+    means = " | ".join(_mean(right, rival) for rival in RIVALS)
+    left_out = f" of {len(run['rows']) + len(run['left_out'])}" if run["left_out"] and rows is run["rows"] else ""
+    return f"| {what}{_where(run)} | {len(right)}{left_out} | {means} | {run['commit']} |"
 
 
 def _where(run: dict[str, Any]) -> str:
@@ -166,8 +155,8 @@ def _where(run: dict[str, Any]) -> str:
     devices, table = run.get("devices", 1), _read(RUN)
     on = "on one" if devices == 1 else f"shared by {devices}"
     if run["device"] != table["device"]:
-        return f" {on} {run['device']}"
-    return "" if devices == table.get("devices", 1) else f" {on} of them"
+        return f", {on} {run['device']}"
+    return "" if devices == table.get("devices", 1) else f", {on}"
 
 
 def _tries_all_modes(run: dict[str, Any]) -> bool:
@@ -177,7 +166,7 @@ def _tries_all_modes(run: dict[str, Any]) -> bool:
 def _slower(runs: Iterable[dict[str, Any]]) -> list[str]:
     """The workloads on which another implementation is faster by more than 2 %."""
     behind = [
-        f"{row['workload']} ({ratio:.2f} x {rival},{_where(run)} on commit {run['commit']})"
+        f"{row['workload']} ({ratio:.2f} x {rival})"
         for run in runs
         for row in run["rows"]
         for rival in RIVALS

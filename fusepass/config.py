@@ -24,7 +24,7 @@ class Algebra(enum.StrEnum):
 
     OFF = "off"  # none, and equal operators are not shared either
     SAFE = (
-        "safe"  # those that keep NaN and infinities where eager has them, but for what README.md names under its limits
+        "safe"  # those that keep NaN and infinities where eager has them, but for what docs/limits.md names
     )
     FINITE = "finite"  # also those that are right only where no value is NaN or infinite, such as x - x = 0
 

@@ -1,4 +1,4 @@
-"""Tells what Dynamo and AOTAutograd lose, which README.md names as limits, from wrong results: aliases, and strides."""
+"""Tells what Dynamo and AOTAutograd lose, which docs/limits.md names, from wrong results: aliases, and strides."""
 
 from __future__ import annotations
 
