@@ -24,7 +24,7 @@ class Source:
             program argument, then one to `numbers` unless these are None, then the stream (ignored on the CPU), and
             returns 0 or an error code.
         target: language of `text`.
-        text: the translation unit; includes headers from `fusepass/templates/include` by file name.
+        text: the translation unit; includes headers from `templates/include` by file name.
         headers: file names of the headers it includes (their contents are part of the cache key).
         arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
         numbers: what `entry` is called with for the sizes at hand, 8 bytes each, where one library serves many sizes:

@@ -1,4 +1,4 @@
-"""Fills the Jinja2 skeletons of `fusepass/templates`; what a skeleton asks for must be there."""
+"""Fills the Jinja2 skeletons of `templates/`; what a skeleton asks for must be there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def _environment() -> jinja2.Environment:
 
 
 def fill(template: str, **values: object) -> str:
-    """`template`, a path below `fusepass/templates`, with `values`; lines end without blanks."""
+    """`template`, a path below `templates/`, with `values`; lines end without blanks."""
     text = _environment().get_template(template).render(values)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
