@@ -16,7 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from fusepass import quick
 from fusepass.alike import follow, note_alike
 from fusepass.arranged import add_arranged
-from fusepass.candidates import build_candidates, generate_candidates, load_candidates
+from fusepass.candidates import Begin, build_candidates, generate_candidates, load_candidates
 from fusepass.choice import EAGER
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
@@ -183,16 +183,9 @@ def _fused(
     handing: bool = True,
 ) -> tuple[list[Work], dict[str, FusedRegion]]:
     """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
-    works = _works(graph, regions, exact)
-    layouts = hand_over(regions, _formats(works)) if handing else {}
-    if layouts:
-        works = _works(graph, regions, exact)
-    note_alike(works)
-    first = [work for work in works if work.like is None]
     with clock.stage("generate"), build.threads_soon():
-        for work in first:
-            generate_candidates(work, forms, build.begin)
-        add_arranged(first, build.begin)
+        works, layouts = generated(graph, regions, forms, exact=exact, handing=handing, begin=build.begin)
+    first = [work for work in works if work.like is None]
     with clock.stage("build", waits=True):
         build_candidates(first)
     for work in works:
@@ -215,6 +208,36 @@ def _fused(
         return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
     return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
+
+
+def generated(
+    graph: fx.GraphModule,
+    regions: Sequence[Region],
+    forms: Forms,
+    *,
+    exact: bool = False,
+    handing: bool = True,
+    begin: Begin = lambda source: None,
+) -> tuple[list[Work], dict[fx.Node, Any]]:
+    """Each region with its candidates, none of which is built; and the nodes whose results lie otherwise now, with what they were.
+
+    Args:
+        graph: simplified; where a region writes as the next one reads (`handing`), its nodes are described anew.
+        regions: of it.
+        forms: the libraries for other sizes.
+        exact: whether callers compare strides.
+        begin: is told of sources that are going to be built, as soon as they are there.
+    """
+    works = _works(graph, regions, exact)
+    layouts = hand_over(regions, _formats(works)) if handing else {}
+    if layouts:
+        works = _works(graph, regions, exact)
+    note_alike(works)
+    first = [work for work in works if work.like is None]
+    for work in first:
+        generate_candidates(work, forms, begin)
+    add_arranged(first, begin)
+    return works, layouts
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
