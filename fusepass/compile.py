@@ -24,6 +24,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.config import current
+from fusepass.corrections import correct
 from fusepass.disabled import warn_of_unknown_names
 from fusepass.dropout import split_dropout
 from fusepass.edges import edges
@@ -35,7 +36,6 @@ from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
-from fusepass.saved import correct_types
 from fusepass.shorter import shorten
 from fusepass.splice import keep_code, only_call, splice, subgraph, with_targets
 from fusepass.summary import summary
@@ -123,7 +123,7 @@ def compile_graph(
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     with clock.stage("simplify"):
-        correct_types(graph.graph)
+        correct(graph.graph)
         split_dropout(graph.graph)
         applications = [*applied, *simplify(graph)]
     with clock.stage("partition"):

@@ -23,9 +23,7 @@ class Algebra(enum.StrEnum):
     """Which rewrite rules may be applied; each level takes in those before it."""
 
     OFF = "off"  # none, and equal operators are not shared either
-    SAFE = (
-        "safe"  # those that keep NaN and infinities where eager has them, but for what docs/limits.md names
-    )
+    SAFE = "safe"  # those that keep NaN and infinities where eager has them, but for what docs/limits.md names
     FINITE = "finite"  # also those that are right only where no value is NaN or infinite, such as x - x = 0
 
     def takes_in(self, level: Algebra) -> bool:

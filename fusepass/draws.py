@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fusepass.patterns.effects import is_random
 
@@ -41,16 +44,21 @@ def _unused(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether a call draws random numbers, by another run of it over the fake tensors that Dynamo left."""
-    mode, watch = _mode(node), _Watch()  # type: ignore[no-untyped-call]
-    try:
-        with mode, torch.no_grad(), watch:
-            arguments, keywords = fx.node.map_aggregate((node.args, node.kwargs), _value)
-            call = node.target if callable(node.target) else getattr(arguments[0], str(node.target))
+    """Whether a call draws random numbers, by a run of it over fake tensors that look like what it was traced with.
+
+    They are new ones: those that Dynamo left are of several modes, and a call may write to what they look like.
+    """
+    mode, watch = FakeTensorMode(shape_env=_mode(node).shape_env), _Watch()  # type: ignore[no-untyped-call]
+    with mode, torch.no_grad():
+        arguments, keywords = fx.node.map_aggregate((node.args, node.kwargs), _value)
+        call = node.target if callable(node.target) else getattr(arguments[0], str(node.target))
+        with watch, contextlib.suppress(*_NEEDS_VALUES):
             call(*arguments[0 if callable(node.target) else 1 :], **keywords)
-    except Exception:
-        return True  # computing what nothing uses is not wrong
     return watch.drew
+
+
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What operators raise that need to know elements; what they drew before that has been seen."""
 
 
 class _Watch(TorchDispatchMode):
@@ -65,7 +73,7 @@ class _Watch(TorchDispatchMode):
 
 def _mode(node: fx.Node) -> Any:
     """The fake tensor mode of a call's results; None where they are no tensors but sizes, say, or cannot leave a `torch.func` transform."""
-    results = tree_leaves(node.meta.get("example_value"))
+    results = pytree.tree_leaves(node.meta.get("example_value"))
     tensors = [each for each in results if isinstance(each, torch.Tensor)]
     if any(map(is_functorch_wrapped_tensor, tensors)):
         return None
@@ -73,15 +81,20 @@ def _mode(node: fx.Node) -> Any:
 
 
 def _value(argument: Any) -> Any:
-    """What an argument stands for; of a tensor another one, as methods in place may change its shape."""
+    """What an argument stands for; of a tensor, one that looks like it."""
     value = argument.meta["example_value"] if isinstance(argument, fx.Node) else argument
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    return pytree.tree_map_only(torch.Tensor, _like, value)
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _detached(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The first tensor among the results of a call, without its gradient."""
+    """An element of the first tensor among the results of a call: no view, which would be made anew of what it views when the graph has run."""
     value = node.meta["example_value"]
     if not isinstance(value, torch.Tensor):
         number = next(number for number, each in enumerate(value) if isinstance(each, torch.Tensor))
         node = graph.call_function(operator.getitem, (node, number))
-    return graph.call_method("detach", (node,))
+    flat = graph.call_method("reshape", (graph.call_method("detach", (node,)), -1))
+    return graph.call_method("clone", (graph.call_function(operator.getitem, (flat, slice(1))),))

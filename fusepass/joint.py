@@ -29,6 +29,7 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering import registry
+from fusepass.corrections import correct
 from fusepass.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.opclass import OpClass, classify
@@ -43,6 +44,7 @@ _QUICK = frozenset({
 })  # fmt: skip
 """Functions that take less time than reading what they give."""
 
+_DIMENSIONS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 _SMALL = 8  # times as many bytes as are read instead
 
 _OF_A_SHAPE = frozenset({
@@ -69,6 +71,7 @@ def minimum_cut(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two graphs such that as few bytes as may be are saved, and backward computes the rest again."""
+    correct(joint.graph)
     skip_detached(joint.graph)
     forget_numbers(joint.graph)
     normalise_again(joint.graph)
@@ -134,9 +137,11 @@ def normalise_again(graph: fx.Graph) -> None:
     for node in [node for node in graph.nodes if node.target in (aten._log_softmax.default, aten._softmax.default)]:
         if node.users and all(map(_is_fused, node.users)):
             writer = _Writer(graph, node)
-            again = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
-            node.replace_all_uses_with(again)
-            graph.erase_node(node)
+            value = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
+            again = writer.laid_out(value, node.meta["val"])
+            if again is not None:
+                node.replace_all_uses_with(again)
+                graph.erase_node(node)
     for node in list(graph.nodes):
         if node.target not in _SHAPES:
             continue
@@ -147,8 +152,9 @@ def normalise_again(graph: fx.Graph) -> None:
         shapes = _SHAPES[node.target](x, given) if all(isinstance(size, int) for size in x.shape) else None
         if shapes is None or not all(_is_fused(reader) for _, reader in readers):
             continue
-        again = _Writer(graph, node).normalised(shapes)
-        for result, reader in readers:
+        writer = _Writer(graph, node)
+        again = writer.laid_out(writer.normalised(shapes), node.meta["val"][0])
+        for result, reader in readers if again is not None else ():
             reader.replace_input_with(result, again)
 
 
@@ -291,6 +297,17 @@ class _Writer:
             if given.get(name) is not None:
                 value = self._call(target, value, self._seen(given[name], shapes.weights))
         return self._seen(self._cast(value, result.dtype), None if shapes.value is None else list(result.shape))
+
+    def laid_out(self, value: fx.Node, like: torch.Tensor) -> fx.Node | None:
+        """`value`, or a copy of it, with the strides of `like`, which readers and the caller count on; None where no copy has these."""
+        if value.meta["val"].stride() == like.stride():
+            return value
+        for memory_format in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d):
+            fits = memory_format is torch.contiguous_format or like.dim() == _DIMENSIONS[memory_format]
+            if fits and like.is_contiguous(memory_format=memory_format):
+                copy = self._call(aten.clone.default, value, memory_format=memory_format)
+                return copy if copy.meta["val"].stride() == like.stride() else None
+        return None
 
     def softmax(self) -> fx.Node:
         """``exp(x - max) / sum(exp(x - max))``, in float32 at least, in the type of the result."""

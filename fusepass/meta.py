@@ -30,11 +30,20 @@ class Meta:
 
 
 def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
-    """`tensor` itself, or a copy of it with the expected strides."""
+    """`tensor` itself, its memory seen with the expected strides where these lead to the same elements, or else a copy with them.
+
+    Strides of dimensions of one element lead nowhere. Where several elements are to share memory, as in what ``expand`` gives, they are equal.
+    """
     if tensor.stride() == expected.strides:
         return tensor
-    copy = torch.empty_strided(expected.shape, expected.strides, dtype=expected.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+    steps = zip(expected.shape, tensor.stride(), expected.strides, strict=True)
+    if all(size == 1 or own == other for size, own, other in steps):
+        return tensor.as_strided(expected.shape, expected.strides)
+    for dim, stride in enumerate(expected.strides):
+        if stride == 0 and expected.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    copy = torch.empty_strided(tensor.shape, expected.strides, dtype=expected.dtype, device=tensor.device)
+    return copy.copy_(tensor).as_strided(expected.shape, expected.strides)
 
 
 def as_seen(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:

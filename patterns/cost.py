@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
+from fusepass.codegen.lowering.tracer import results_of
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.dataflow import has_effect
@@ -218,9 +219,8 @@ def _operations(node: fx.Node, kind: _Kind) -> int:
     read = sum(part.numel() for source in node.all_input_nodes for part in _tensors(source))
     window = arguments(node).get("kernel_size")
     if window is None:
-        value = node.meta["val"]  # a maximum finds its position, too, whether or not that is used
-        values = value if isinstance(value, tuple | list) else (value,)
-        return read + sum(int(part.numel()) for part in values if isinstance(part, torch.Tensor))
+        # A maximum finds its position, too, whether or not that is used.
+        return read + sum(int(part.numel()) for part in results_of(node))
     taps = prod(window) if len(window) > 1 else window[0] ** (_tensors(node.all_input_nodes[0])[0].dim() - 2)
     return max(read, size * int(taps)) + 2 * size  # each result finds out where its window begins and ends
 

@@ -90,7 +90,8 @@ def _results(node: fx.Node) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
-        yield from (value[user.args[1]] for user in node.users if user.target is operator.getitem and user.users)  # type: ignore[index]
+        used = (value[user.args[1]] for user in node.users if user.target is operator.getitem and user.users)  # type: ignore[index]
+        yield from (each for each in used if isinstance(each, torch.Tensor))
 
 
 def no_write(node: fx.Node) -> str | None:

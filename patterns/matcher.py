@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusepass.codegen.lowering.tracer import results_of
 from fusepass.config import debugging
 from fusepass.patterns.arguments import arguments, defaults, optional
 from fusepass.patterns.infer import infer
@@ -61,9 +62,7 @@ class Match(NamedTuple):
     @property
     def device(self) -> torch.device:
         """Where the root computes."""
-        value = self.root.meta["val"]
-        first: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
-        return first.device
+        return results_of(self.root)[0].device
 
     def call(self, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """A new node before `root`, with a description of its result and the source location of `root`.

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.registry import decomposed
+from fusepass.codegen.lowering.tracer import results_of
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.effects import is_random
 from fusepass.patterns.legality import Refusal, node_refusal
@@ -160,9 +161,7 @@ def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
 
 
 def _keeps_shape(node: fx.Node) -> bool:
-    result = node.meta["val"]
-    first = result[0] if isinstance(result, tuple | list) else result
-    return bool(first.shape == node.all_input_nodes[0].meta["val"].shape)
+    return bool(results_of(node)[0].shape == node.all_input_nodes[0].meta["val"].shape)
 
 
 _made: dict[Hashable, list[OpOverload]] = {}

@@ -11,7 +11,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.tensor import Context, Tensor
-from fusepass.codegen.lowering.tracer import Tracer, meta_like
+from fusepass.codegen.lowering.tracer import Tracer, meta_like, results_of
 
 _WRITE = torch.ops.aten.copy_.default
 """What the decompositions of all operators in place end in."""
@@ -121,10 +121,7 @@ class Call:
     @property
     def value(self) -> torch.Tensor:
         """The fake tensor of the result, or of the first of several that there is."""
-        value = self.node.meta["val"]
-        results = value if isinstance(value, tuple | list) else (value,)
-        first: torch.Tensor = next(result for result in results if result is not None)
-        return first
+        return results_of(self.node)[0]
 
     def uses(self, result: int) -> bool:
         """Whether anybody reads this one of several results."""

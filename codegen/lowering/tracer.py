@@ -72,6 +72,13 @@ def _not_for_dynamo(function: Any) -> Any:
     return function
 
 
+def results_of(node: fx.Node) -> list[torch.Tensor]:
+    """What describes the tensors that `node` gives; a result that was not asked for, such as the gradient of a frozen bias, is not there."""
+    value = node.meta.get("val")
+    every = value if isinstance(value, tuple | list) else (value,)
+    return [each for each in every if isinstance(each, torch.Tensor)]
+
+
 class Tracer(TorchDispatchMode):
     """While active, adds every operator that runs to `graph`.
 

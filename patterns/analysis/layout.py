@@ -24,9 +24,9 @@ def elementwise_strides(shape: Sequence[int], *operands: torch.Tensor) -> tuple[
     """
     if all(tuple(operand.shape) == tuple(shape) for operand in operands):
         if all(operand.is_contiguous() for operand in operands):
-            return _packed(shape, range(len(shape)))
+            return packed(shape, range(len(shape)))
         if len(shape) == 4 and all(operand.is_contiguous(memory_format=torch.channels_last) for operand in operands):
-            return _packed(shape, (0, 2, 3, 1))
+            return packed(shape, (0, 2, 3, 1))
         (strides, *others) = {operand.stride() for operand in operands}
         if not others and strides == _ordered(shape, strides):
             return strides
@@ -49,7 +49,7 @@ def looks_channels_last(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+def packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """The strides without gaps; `order` is the dimensions, outermost first."""
     strides, step = [0] * len(shape), 1
     for dim in reversed(order):
@@ -60,8 +60,8 @@ def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 def _ordered(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """The strides without gaps of dimensions in the order of `strides`; those of size 1 keep theirs."""
     long = sorted((dim for dim in range(len(shape)) if shape[dim] != 1), key=lambda dim: -strides[dim])
-    packed = _packed([shape[dim] for dim in long], range(len(long)))
-    found = dict(zip(long, packed, strict=True))
+    steps = packed([shape[dim] for dim in long], range(len(long)))
+    found = dict(zip(long, steps, strict=True))
     return tuple(found.get(dim, strides[dim]) for dim in range(len(shape)))
 
 
@@ -91,7 +91,7 @@ def _merged(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple[int
                 current = other
             elif comparison < 0:
                 break
-    return _packed(shape, order[::-1])
+    return packed(shape, order[::-1])
 
 
 def _broadcast_strides(operand: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusepass.saved import correct_types
+from fusepass.corrections import correct
 from tests.support.aten import traced
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def test_types_are_those_of_a_real_run(name: str, dtype: torch.dtype, wide: bool
     function, operands = OPERATORS[name]
     inputs = (X.to(dtype), *[ROW if wide else ROW.to(dtype)] * operands)
     graph = traced(function, *inputs)
-    correct_types(graph.graph)
+    correct(graph.graph)
     (output,) = graph.graph.find_nodes(op="output")
     said = [node.meta["val"].dtype for node in output.args[0]]
     assert said == [result.dtype for result in function(*inputs)]
@@ -42,6 +42,6 @@ def test_types_are_those_of_a_real_run(name: str, dtype: torch.dtype, wide: bool
 def test_what_is_right_already_stays() -> None:
     graph = traced(lambda x, w: aten.native_layer_norm(x, [5], w, w, 1e-5)[1], X.double(), torch.rand(5).double())
     before = {node: node.meta.get("val") for node in graph.graph.nodes}
-    correct_types(graph.graph)
+    correct(graph.graph)
     values: dict[Any, Tensor] = {node: node.meta.get("val") for node in graph.graph.nodes}
     assert all(values[node] is before[node] for node in before)

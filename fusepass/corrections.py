@@ -1,0 +1,108 @@
+"""What a CPU's kernels give where PyTorch's fake kernels say otherwise: types and strides of normalisations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusepass.codegen.lowering.tracer import Spec, results_of
+from fusepass.patterns.analysis.layout import looks_channels_last, packed
+from fusepass.patterns.arguments import arguments
+from fusepass.patterns.infer import infer
+
+aten = torch.ops.aten
+
+_OF_BATCHES = frozenset(
+    {
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit.no_stats,
+    }
+)
+"""Their result, and the gradient of their input, is contiguous or channels last, whatever the strides of the input."""
+
+_KEEPING_STATISTICS = frozenset({aten.native_layer_norm.default, aten.native_group_norm.default}) | _OF_BATCHES
+"""They give the normalised values, two statistics of the batch, and perhaps the running statistics after it."""
+
+_INPUTS = {
+    **dict.fromkeys(_OF_BATCHES, "input"),
+    aten.native_batch_norm_backward.default: "input",
+    aten.native_layer_norm_backward.default: None,
+    aten.native_group_norm_backward.default: None,
+}
+"""Whose memory format the first result has; None where that is contiguous."""
+
+_OPERANDS = ("weight", "bias", "running_mean", "running_var")
+
+
+def correct(graph: fx.Graph) -> None:
+    """Say in ``meta["val"]`` what `graph` gives on a CPU: AOTAutograd says what fake kernels give.
+
+    - A normalisation of float16 or bfloat16 keeps statistics in float32 where one of its other operands has that type (as under autocast), and
+      running statistics in the type that they have.
+    - Normalised values are contiguous or channels last, and what follows lies as operators lay it out for that.
+    """
+    corrected: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not (found := results_of(node)) or found[0].device.type != "cpu":
+            continue
+        before = node.meta["val"]
+        if node.target is operator.getitem:
+            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+        elif isinstance(node.target, OpOverload) and corrected.intersection(node.all_input_nodes):
+            node.meta["val"] = infer(node.target, node.args, node.kwargs, found[0].device)
+        if node.target in _KEEPING_STATISTICS:
+            node.meta["val"] = _typed(node.meta["val"], _dtypes(node))
+        if node.target in _INPUTS:
+            node.meta["val"] = _laid_out(node)
+        if _looks(before) == _looks(node.meta["val"]):
+            node.meta["val"] = before
+        else:
+            corrected.add(node)
+
+
+def _dtypes(node: fx.Node) -> Iterator[torch.dtype]:
+    given, results = arguments(node), node.meta["val"]
+    operands = [given[name].meta["val"] for name in _OPERANDS if given.get(name) is not None]
+    if results[0].dtype not in (torch.float16, torch.bfloat16):
+        return (result.dtype for result in results)
+    wide = any(operand.dtype is torch.float32 for operand in operands)
+    saved = torch.float32 if wide else results[0].dtype
+    return iter((results[0].dtype, saved, saved, *(operand.dtype for operand in operands[-2:])))
+
+
+def _typed(results: Sequence[torch.Tensor], dtypes: Iterator[torch.dtype]) -> tuple[torch.Tensor, ...]:
+    """`results`, described with these types; there may be more types than results."""
+    return tuple(
+        result if result.dtype is dtype else Spec.described(tuple(result.shape), result.stride(), dtype, result.device)
+        for result, dtype in zip(results, dtypes, strict=False)
+    )
+
+
+def _laid_out(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
+    """The results, the first of them contiguous or in the memory format of the input."""
+    first, *others = node.meta["val"]
+    if first is None or not all(isinstance(size, int) for size in first.shape):
+        return (first, *others)
+    like = _INPUTS[node.target] and arguments(node)[_INPUTS[node.target]].meta["val"]
+    last = like is not None and not like.is_contiguous() and looks_channels_last(like)
+    strides = _contiguous(first, last=last)
+    if strides != first.stride():
+        first = Spec.described(tuple(first.shape), strides, first.dtype, first.device)
+    return (first, *others)
+
+
+def _contiguous(tensor: torch.Tensor, *, last: bool) -> tuple[int, ...]:
+    """The strides of `tensor` without gaps, channels last if so asked."""
+    dims = [*range(tensor.dim())]
+    return packed(tuple(tensor.shape), [0, *dims[2:], 1] if last else dims)
+
+
+def _looks(value: object) -> list[object]:
+    every = value if isinstance(value, tuple | list) else (value,)
+    return [(each.stride(), each.dtype) for each in every if isinstance(each, torch.Tensor)]

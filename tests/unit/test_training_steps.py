@@ -1,0 +1,161 @@
+"""Steps of training that are easily lost: results that nobody asks for, expanded gradients, writes to views, few rows or features."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusepass import backend
+from fusepass.backend import Backend
+from fusepass.gradients import BENDS, DECOMPOSITIONS
+from fusepass.joint import minimum_cut
+from fusepass.meta import Meta, with_strides
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Compiles with graphs that are cut as on that device, by operators alone: what is lost is lost before anything is built."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(backend, "partition_joint", minimum_cut)
+        monkeypatch.setattr(backend, "DECOMPOSITIONS", DECOMPOSITIONS | BENDS)
+    torch._dynamo.reset()
+    return lambda model: torch.compile(model, backend=Backend("graph", {"tune": "off"}))
+
+
+def _step(call: Callable[..., Any], *inputs: Tensor) -> list[Tensor | None]:
+    """Results and gradients of their sum, which expands one number."""
+    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    results = torch.utils._pytree.tree_leaves(call(*given))
+    sum(result.sum() for result in results).backward()
+    return [*results, *(x.grad for x in given)]
+
+
+def _same(found: list[Tensor | None], wanted: list[Tensor | None]) -> None:
+    for mine, eager in zip(found, wanted, strict=True):
+        if eager is None:
+            assert mine is None
+            continue
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+        assert mine is not None
+        assert Meta.of(mine) == Meta.of(eager)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    y = x * 1.5
+    v = y.t()
+    v.mul_(3)
+    return v
+
+
+def _unsqueezed(x: Tensor) -> Tensor:
+    v = x.clone()
+    v.unsqueeze_(0)
+    return v
+
+
+def _every_other(x: Tensor) -> Tensor:
+    y = x * 1.5
+    y.view(-1)[::2].mul_(3)
+    return y
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "one feature": (lambda x, w: F.linear(F.gelu(x), w), (torch.randn(3, 4), torch.randn(1, 4))),
+    "one row": (lambda x, w: F.linear(F.gelu(x), w), (torch.randn(1, 4), torch.randn(3, 4))),
+    "an expanded number": (lambda s, x: s.expand(3, 1) @ x, (torch.randn(()), torch.randn(1, 4))),
+    "squared differences": (lambda x: F.mse_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
+    "smooth differences": (lambda x: F.smooth_l1_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
+    "cosines": (lambda x: F.cosine_similarity(x.min(1)[0], x), (torch.randn(1, 4, 9, 9),)),
+    "a view is written": (_transposed, (torch.randn(4, 6),)),
+    "a shape is changed in place": (_unsqueezed, (torch.randn(4, 6),)),
+    "part of a view is written": (_every_other, (torch.randn(4, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_functions(name: str, compiled: Callable[[Any], Any]) -> None:
+    function, inputs = FUNCTIONS[name]
+    _same(_step(compiled(function), *inputs), _step(function, *inputs))
+
+
+def _frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        getattr(module, name).requires_grad_(False)
+    return module
+
+
+FIRST: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "layer norm": (nn.LayerNorm(8), (4, 8)),
+    "layer norm, frozen bias": (_frozen(nn.LayerNorm(8), "bias"), (4, 8)),
+    "layer norm, frozen weight": (_frozen(nn.LayerNorm(8), "weight"), (4, 8)),
+    "group norm": (nn.GroupNorm(2, 8), (4, 8, 5)),
+    "group norm, frozen bias": (_frozen(nn.GroupNorm(2, 8), "bias"), (4, 8, 5)),
+    "batch norm, frozen weight": (_frozen(nn.BatchNorm2d(8), "weight"), (4, 8, 5, 5)),
+    "convolution, frozen bias": (_frozen(nn.Conv2d(3, 4, 3), "bias"), (2, 3, 8, 8)),
+    "linear, frozen weight": (_frozen(nn.Linear(3, 4), "weight"), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_layer_whose_input_needs_no_gradient(name: str, compiled: Callable[[Any], Any]) -> None:
+    """Nobody asks for some of the results of its gradient."""
+    layer, shape = FIRST[name]
+    model, x = copy.deepcopy(nn.Sequential(layer, nn.GELU())), torch.randn(shape)
+    twin = copy.deepcopy(model)
+    _same([_sum(compiled(twin)(x)), *_gradients(twin)], [_sum(model(x)), *_gradients(model)])
+
+
+def _sum(result: Tensor) -> Tensor:
+    result.sum().backward()
+    return result
+
+
+def _gradients(model: nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+LAYOUTS = {
+    "channels last": torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last),
+    "transposed": torch.randn(2, 4, 5, 6).mT,
+    "gaps": torch.randn(2, 4, 5, 9)[..., ::2],
+    "permuted": torch.randn(4, 5, 2, 6).permute(2, 0, 1, 3),
+    "expanded": torch.randn(2, 4, 1, 6).expand(2, 4, 5, 6),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_strides_behind_a_batch_norm(layout: str, training: bool, compiled: Callable[[Any], Any]) -> None:
+    """Fake kernels keep those of the input."""
+    model, x = nn.Sequential(nn.BatchNorm2d(4), nn.Tanh()).train(training), LAYOUTS[layout]
+    wanted = model(x)
+    found = compiled(copy.deepcopy(model))(x)
+    assert Meta.of(found) == Meta.of(wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.randn(9).unfold(0, 4, 1),
+        torch.randn(3, 1, 4).expand(3, 5, 4)[:, :, ::2],
+        torch.randn(()).expand(4, 4),
+        torch.randn(0, 3).t(),
+    ],
+)
+def test_a_copy_may_share_memory_among_elements(like: Tensor) -> None:
+    found = with_strides(like.clone(memory_format=torch.contiguous_format), Meta.of(like))
+    assert torch.equal(found, like)
+    assert found.stride() == like.stride()
+
+
+def test_strides_of_one_element_need_no_copy() -> None:
+    x = torch.randn(1, 4)
+    assert with_strides(x, Meta((1, 4), (7, 1), x.dtype)).data_ptr() == x.data_ptr()
