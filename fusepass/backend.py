@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -138,7 +137,7 @@ class Backend:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
         specialise = partial(self.specialise, applied=applied)
         per_shape = _PerShape(graph, specialise)
-        return make_boxed_func(per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape))
+        return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
         self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()
@@ -146,7 +145,9 @@ class Backend:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), _disable_current_modes():
-            compiled = compile_graph(graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied)
+            compiled = compile_graph(
+                graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied, emptying=True
+            )
         self._observe(compiled)
         return compiled
 
@@ -190,8 +191,13 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
     )
 
 
+def _boxed(compiled: CompiledGraph) -> Callable[[list[Any]], Any]:
+    assert compiled.boxed is not None
+    return compiled.boxed
+
+
 class _AsTraced:
-    """A graph of constant shapes, for arguments of the types that it was traced with.
+    """A graph of constant shapes, for arguments of the types that it was traced with; boxed, as `_PerShape` is: a call empties the list that it takes.
 
     A backward graph is traced with what PyTorch's fake kernels say that forward saves. Where that has other types (statistics
     of normalisations on a CPU), `per_shape` serves, which looks at the arguments themselves.
@@ -200,17 +206,18 @@ class _AsTraced:
     def __init__(
         self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
     ) -> None:
+        self._boxed_call = True  # to AOTAutograd
         self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
         self._per_shape = per_shape
-        self._run: Callable[..., Any] = specialise(graph).call
+        self._run = _boxed(specialise(graph))
         self._compared = False
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, arguments: list[Any]) -> Any:
         if not self._compared:  # what calls the graph gives the same types each time
             if [_dtype(argument) for argument in arguments] != self._dtypes:
                 self._run = self._per_shape
             self._compared = True
-        return self._run(*arguments)
+        return self._run(arguments)
 
 
 def _dtype(value: Any) -> torch.dtype | None:
@@ -221,22 +228,23 @@ class _PerShape:
     """A graph with symbolic shapes, made anew for each set of concrete ones, up to `Config.max_signatures`."""
 
     def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph]) -> None:
+        self._boxed_call = True
         self._graph = graph
         self._specialise = specialise
         self._limit = current().max_signatures
         self._forms = Forms()
-        self._made: dict[object, Callable[..., Any]] = {}
+        self._made: dict[object, Callable[[list[Any]], Any]] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, arguments: list[Any]) -> Any:
         signature = tuple(map(_shape_key, arguments))
         made = self._made.get(signature)
         if made is None:
             if len(self._made) >= self._limit:
                 return self._graph(*arguments)
             made = self._made[signature] = self._concrete(arguments)
-        return made(*arguments)
+        return made(arguments)
 
-    def _concrete(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+    def _concrete(self, arguments: Sequence[Any]) -> Callable[[list[Any]], Any]:
         """The graph for the shapes and numbers of `arguments`."""
         tensors, inputs = Template.of(tuple(arguments))
         form: list[Template] = []
@@ -251,8 +259,14 @@ class _PerShape:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
             graph = make_fx(flat, DECOMPOSITIONS)(*fakes)
-        call, holes, outputs = self._specialise(graph, self._forms).call, inputs.holes, form[-1]
-        return lambda *values: outputs.fill(call(*(values[hole] for hole in holes)))
+        call, holes, outputs = _boxed(self._specialise(graph, self._forms)), inputs.holes, form[-1]
+
+        def run(values: list[Any]) -> Any:
+            used = [values[hole] for hole in holes]
+            values.clear()
+            return outputs.fill(call(used))
+
+        return run
 
 
 def _shape_key(argument: Any) -> object:

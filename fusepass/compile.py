@@ -37,7 +37,7 @@ from fusepass.patterns.simplify import Application, simplify
 from fusepass.report import RegionState, Report
 from fusepass.runtime import FusedRegion
 from fusepass.shorter import shorten
-from fusepass.splice import keep_code, only_call, splice, subgraph, with_targets
+from fusepass.splice import boxed, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.summary import summary
 from fusepass.tune import choose, remember, settle
 from fusepass.variants import handed_format
@@ -54,6 +54,7 @@ class CompiledGraph:
         works: its regions, with what became of them.
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
+        boxed: `call` of a list that it empties, so that arguments that nobody else holds are freed behind their last use; None unless asked for.
         without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there; with
             the positions of what it takes among the arguments of `call`.
         saved: seconds a call that the rewrites save, by the model of costs.
@@ -65,6 +66,7 @@ class CompiledGraph:
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
+    boxed: Callable[[list[Any]], tuple[Any, ...]] | None
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     saved: float
     report: Report
@@ -103,6 +105,7 @@ def compile_graph(
     forms: Forms | None = None,
     exact_inputs: bool = False,
     applied: Sequence[Application] = (),
+    emptying: bool = False,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -115,6 +118,7 @@ def compile_graph(
         forms: the libraries of the model for other sizes; none by default.
         exact_inputs: whether the caller compares strides, so that regions need not.
         applied: rewrites that took place before, for the report.
+        emptying: whether callers want `CompiledGraph.boxed`.
     """
     warn_of_unknown_names()
     clock = _Clock()
@@ -151,6 +155,7 @@ def compile_graph(
         gather_writes(direct)
         shorten(direct)
         only = only_call(direct.graph)
+        emptied = boxed(direct) if emptying else None
         count = len(direct.graph.find_nodes(op="placeholder"))
         for made in (direct, *(work.graph for work in works)):
             keep_code(made)
@@ -169,7 +174,7 @@ def compile_graph(
 
     quick.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, emptied, without_python, saved, report, counter)
 
 
 def _fused(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import fx
+from torch.fx.graph import _BoxedCodeGen
 
 from fusepass.edges import Edges, views_between
 from fusepass.patterns.dataflow import remove_dead
@@ -68,6 +69,15 @@ def splice(
     remove_dead(graph)  # views that regions read through
     graph.lint()
     return fx.GraphModule(owner, graph)
+
+
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The function that `module` is, of a list that it empties: each argument is let go of where it is used last, as other values are."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.set_codegen(_BoxedCodeGen())
+    found: Callable[[list[Any]], Any] = fx.GraphModule(module, graph).forward
+    return found
 
 
 def keep_code(module: fx.GraphModule) -> None:

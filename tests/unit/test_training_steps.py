@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,32 @@ LAYOUTS = {
 }
 
 
+NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1) * 2,
+    "softmax of channels": lambda x: x.softmax(1) * 2,
+    "its logarithm": lambda x: F.log_softmax(x, 1) * 2,
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]).tanh(),
+    "group norm": lambda x: F.group_norm(x, 2).tanh(),
+    "seen in another shape": lambda x: x.softmax(-1).view(8, -1).exp(),
+}
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NORMALISED)
+def test_normalised_values_lie_as_eager_lays_them_out(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes their place in the joint graph of a GPU is made of the input, which may lie otherwise."""
+    monkeypatch.setattr(backend, "partition_joint", minimum_cut)
+    function, x = NORMALISED[name], LAYOUTS[layout].detach().requires_grad_()
+    torch._dynamo.reset()
+    results = [torch.compile(function, backend=each)(x) for each in ("aot_eager", Backend("graph", {"tune": "off"}))]
+    gradients = [torch.autograd.grad(result.square().sum(), x)[0] for result in results]
+    for wanted, found in (results, gradients):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert Meta.of(results[1]) == Meta.of(results[0])
+
+
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_strides_behind_a_batch_norm(layout: str, training: bool, compiled: Callable[[Any], Any]) -> None:
@@ -159,3 +186,26 @@ def test_a_copy_may_share_memory_among_elements(like: Tensor) -> None:
 def test_strides_of_one_element_need_no_copy() -> None:
     x = torch.randn(1, 4)
     assert with_strides(x, Meta((1, 4), (7, 1), x.dtype)).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_forward_saved_is_let_go_of_where_backward_has_read_it(dynamic: bool) -> None:
+    layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())]
+    model, x = nn.Sequential(*layers), torch.randn(256, 256)
+    peaks = []
+    for each in ("aot_eager", Backend("graph", {"tune": "off"})):
+        torch._dynamo.reset()
+        call = torch.compile(model, backend=each, dynamic=dynamic)
+        call(x).sum().backward()  # compiles
+        loss = call(x).sum()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+            loss.backward()
+        peaks.append(_peak(found))
+    assert peaks[1] < peaks[0] + x.nbytes
+
+
+def _peak(profile: torch.profiler.profile) -> int:
+    """Bytes allocated at most, beyond what was there before."""
+    assert profile.profiler is not None
+    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+    return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
