@@ -20,14 +20,23 @@ Result = Tensor | tuple[Tensor | None, ...]
 Handler = Callable[..., Result]
 
 _HANDLERS: dict[OpOverload, Handler] = {}
+_DECIDES: dict[OpOverload, Sequence[int] | None] = {}
+
+ALL = None
+"""In `lowers`: an operator jumps in all of its operands."""
 
 
-def lowers(*targets: OpOverload) -> Callable[[Handler], Handler]:
-    """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`."""
+def lowers(*targets: OpOverload, jumps_in: Sequence[int] | None = ()) -> Callable[[Handler], Handler]:
+    """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`.
+
+    `jumps_in` has the numbers of the arguments in which a function that gives floating-point numbers has steps: where the last bit of an
+    operand may change the result by much.
+    """
 
     def register(handler: Handler) -> Handler:
         for target in targets:
             _HANDLERS[target] = handler
+            _DECIDES[target] = jumps_in
         return handler
 
     return register
@@ -36,6 +45,11 @@ def lowers(*targets: OpOverload) -> Callable[[Handler], Handler]:
 def handler_of(target: object) -> Handler | None:
     """The handler of `target`, if it is in the vocabulary."""
     return _HANDLERS.get(target) if isinstance(target, OpOverload) else None
+
+
+def decides(target: OpOverload) -> Sequence[int] | None:
+    """The numbers of the arguments in which an operator of the vocabulary jumps; `ALL` of them."""
+    return _DECIDES[target]
 
 
 def supports(target: object) -> bool:
