@@ -77,7 +77,7 @@ class Tolerance:
     def of(cls, graph: fx.GraphModule) -> tuple[Tolerance, ...]:
         """That of each result of a region's operators; its nodes carry descriptions of tensors."""
         (results,) = graph.graph.output_node().args
-        return tuple(map(cls._of_result, results if isinstance(results, tuple | list) else (results,)))  # type: ignore[arg-type]
+        return tuple(map(cls._of_result, results if isinstance(results, tuple | list) else (results,)))
 
     @classmethod
     def _of_result(cls, result: fx.Node) -> Tolerance:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass import backend
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Masked, Op
 from fusepass.codegen.ir.fitting import fits
@@ -19,6 +20,7 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import override
+from fusepass.joint import minimum_cut, partition_joint
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.simplify import simplify
 from tests.support.regions import region, trace
@@ -218,13 +220,28 @@ def test_under_autocast_too() -> None:
         assert_equal(fusepass.optimize(model, tune="off")(SMALL), model(SMALL))
 
 
-@pytest.mark.parametrize("pool", [False, True])
-def test_gradients_go_where_eager_sends_them(pool: bool) -> None:
-    """Backward asks what is equal to the extreme, or takes the places: forward has rounded before."""
+def of_extremes(v: Tensor) -> Tensor:
+    return torch.where(v == v.amax(0, keepdim=True), v * 2, v * 0.5)
+
+
+OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda v: v.amax(0),
+    "pool": lambda v: F.max_pool1d(v, 2),
+    "a comparison of the model": of_extremes,
+    "relu": lambda v: (v - 8).relu(),
+}
+
+
+@pytest.mark.parametrize("cut", [partition_joint, minimum_cut])
+@pytest.mark.parametrize("name", OF_VALUES)
+def test_gradients_go_where_eager_sends_them(
+    name: str, cut: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward asks what is equal to the extreme, or takes the places: forward has rounded before, and what is computed again is, too."""
+    monkeypatch.setattr(backend, "partition_joint", cut)
 
     def function(x: Tensor, w: Tensor) -> Tensor:
-        v = x * 0.01 + w + 8
-        return F.max_pool1d(v, 2) if pool else v.amax(0)
+        return OF_VALUES[name](x * 0.01 + w + 8)
 
     torch._dynamo.reset()
     found = []
