@@ -88,7 +88,7 @@ def deciding(node: fx.Node) -> Sequence[fx.Node]:
     if target.overloadpacket in _STEPS or target.overloadpacket in _DRAWN_BY:
         return operands
     if registry.supports(target):
-        return _those(node, registry.decides(target))
+        return _those(node, registry.jumps_in(node))
     return _of_parts(node)
 
 

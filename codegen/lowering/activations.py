@@ -6,7 +6,7 @@ NaN what the scalar operators propagate by themselves. Everything less common is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.lowering.pointwise import as_tensor, promote
-from fusepass.codegen.lowering.registry import ALL, Call, lowers
+from fusepass.codegen.lowering.registry import ALL, Call, Jumps, lowers
 from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ def tanh(x: Value) -> Value:
 Formula = Callable[..., Value]
 
 
-def formula(*targets: OpOverload, jumps_in: Sequence[int] | None = ()) -> Callable[[Formula], Formula]:
+def formula(*targets: OpOverload, jumps_in: Jumps = ()) -> Callable[[Formula], Formula]:
     """Register ``f(x, *parameters)`` for `targets`; tensors among the arguments arrive as `Value` of one float type. For `jumps_in` see `lowers`."""
 
     def register(function: Formula) -> Formula:

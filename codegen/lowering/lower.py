@@ -200,8 +200,9 @@ def _store_outputs(
         source = rounding.unrounded(node)
         source = source.all_input_nodes[0] if source.target is operator.getitem else source
         value = values[node]
-        if buffer.dtype.is_half and value.dtype is not buffer.dtype:  # a store rounds by itself what is a half already
-            value = context.rounded(context.cast(value, buffer.dtype))
+        if value.dtype is not buffer.dtype:  # a store rounds by itself what is a half already
+            value = context.cast(value, buffer.dtype)
+            value = context.rounded(value) if buffer.dtype.is_half else value
         context.store(value, buffer, Call(context, source).origin)
         names.append(buffer.name)
     return tuple(names)

@@ -225,7 +225,7 @@ def _truncated(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return call.context.pointwise(Op.FLOOR_DIV, (call.context.pointwise(Op.SUB, (a, rest), a.dtype), b), a.dtype)
 
 
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, jumps_in=ALL)
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, jumps_in=lambda call: call.kwargs.get("rounding_mode") is not None)
 def _div_mode(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return elementwise(call, Op.DIV, KIND.INT_TO_FLOAT, a, b)

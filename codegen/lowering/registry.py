@@ -20,23 +20,24 @@ Result = Tensor | tuple[Tensor | None, ...]
 Handler = Callable[..., Result]
 
 _HANDLERS: dict[OpOverload, Handler] = {}
-_DECIDES: dict[OpOverload, Sequence[int] | None] = {}
+Jumps = Sequence[int] | Callable[[fx.Node], bool] | None
+_JUMPS: dict[OpOverload, Jumps] = {}
 
 ALL = None
 """In `lowers`: an operator jumps in all of its operands."""
 
 
-def lowers(*targets: OpOverload, jumps_in: Sequence[int] | None = ()) -> Callable[[Handler], Handler]:
+def lowers(*targets: OpOverload, jumps_in: Jumps = ()) -> Callable[[Handler], Handler]:
     """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`.
 
     `jumps_in` has the numbers of the arguments in which a function that gives floating-point numbers has steps: where the last bit of an
-    operand may change the result by much.
+    operand may change the result by much; or says of a call whether it has any.
     """
 
     def register(handler: Handler) -> Handler:
         for target in targets:
             _HANDLERS[target] = handler
-            _DECIDES[target] = jumps_in
+            _JUMPS[target] = jumps_in
         return handler
 
     return register
@@ -47,9 +48,11 @@ def handler_of(target: object) -> Handler | None:
     return _HANDLERS.get(target) if isinstance(target, OpOverload) else None
 
 
-def decides(target: OpOverload) -> Sequence[int] | None:
-    """The numbers of the arguments in which an operator of the vocabulary jumps; `ALL` of them."""
-    return _DECIDES[target]
+def jumps_in(call: fx.Node) -> Sequence[int] | None:
+    """The numbers of the arguments in which `call`, of an operator of the vocabulary, has steps; `ALL` of them."""
+    assert isinstance(call.target, OpOverload)
+    found = _JUMPS[call.target]
+    return (ALL if found(call) else ()) if callable(found) else found
 
 
 def supports(target: object) -> bool:

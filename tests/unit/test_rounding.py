@@ -76,6 +76,7 @@ DECIDING: dict[str, tuple[Function, torch.dtype, Tensor]] = {
     "floor": (lambda x, w: torch.floor(x * w * 30), torch.bfloat16, SMALL),
     "remainder": (lambda x, w: torch.remainder(x * w * 30, 1.0), torch.bfloat16, SMALL),
     "floored quotient": (lambda x, w: torch.div(x * w + x, 0.01, rounding_mode="floor"), torch.bfloat16, SMALL),
+    "how many": (lambda x, w: torch.linalg.vector_norm((x + w) - w - x, 0, -1), torch.bfloat16, SMALL),
     "sign": (lambda x, w: torch.sign((x + w) - w), torch.bfloat16, SMALL),
     "truncated quotient": (lambda x, w: torch.div(x * w + x, 0.01, rounding_mode="trunc"), torch.bfloat16, SMALL),
     "threshold": (lambda x, w: F.threshold(x * w + x, 0.3, 0.0), torch.bfloat16, SMALL),
