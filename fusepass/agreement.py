@@ -7,7 +7,8 @@ operators one after another like the root of k (Higham and Mary, A New Approach 
     l2 = 4 * (sqrt(k) * u + sqrt(n) * v)
 
 apart, relative to the norm, and 16 times that at one place, relative to the largest value. ``u`` is the unit roundoff of
-the region's coarsest type, ``v`` that of its sums, float32 at least. Infinities and NaN must stand in the same places.
+the coarsest type among a result and the values that the operators make it of, ``v`` that of its sums, float32 at least: what
+is beside it in the region, and in fewer digits, says nothing of it. Infinities and NaN must stand in the same places.
 A wrong index is told from that by orders of magnitude, as the values are random.
 
 What is further apart need not be wrong: eager may round to TF32, or a function may amplify errors. So then both are held
@@ -73,10 +74,16 @@ class Tolerance:
         return _PEAK * self.l2
 
     @classmethod
-    def of(cls, graph: fx.GraphModule) -> Tolerance:
-        """That of a region's operators; its nodes carry descriptions of tensors."""
-        calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-        values = [value for node in graph.graph.nodes for value in _tensors(node)]
+    def of(cls, graph: fx.GraphModule) -> tuple[Tolerance, ...]:
+        """That of each result of a region's operators; its nodes carry descriptions of tensors."""
+        (results,) = graph.graph.output_node().args
+        return tuple(map(cls._of_result, results if isinstance(results, tuple | list) else (results,)))
+
+    @classmethod
+    def _of_result(cls, result: fx.Node) -> Tolerance:
+        calls = _calls_for(result)
+        # Of several results of one operator those count that are used, each by a node of its own.
+        values = [value for node in (result, *calls) if isinstance(value := node.meta.get("val"), Tensor)]
         units = [torch.finfo(value.dtype).eps / 2 for value in values if value.is_floating_point()]
         unit = max(units, default=0.0)
         sums = min(unit, torch.finfo(torch.float32).eps / 2)
@@ -91,14 +98,16 @@ class Reference:
         operators: the region's operators as a function of `inputs`.
         wide: the same in float64; None where that is not to be tried.
         inputs: made up; they are not changed.
-        tolerance: how far results may be apart.
+        tolerances: how far each result may be apart.
 
     Attributes:
         expected: what the operators gave.
     """
 
-    def __init__(self, operators: Call, wide: Call | None, inputs: Sequence[Tensor], tolerance: Tolerance) -> None:
-        self._operators, self._wide, self._inputs, self._tolerance = operators, wide, inputs, tolerance
+    def __init__(
+        self, operators: Call, wide: Call | None, inputs: Sequence[Tensor], tolerances: Sequence[Tolerance]
+    ) -> None:
+        self._operators, self._wide, self._inputs, self._tolerances = operators, wide, inputs, tolerances
         self.expected = as_tuple(operators(*inputs))
 
     def judge(self, results: Any) -> Agreement | None:
@@ -108,7 +117,7 @@ class Reference:
         problem = next(filter(None, (_metadata(*pair) for pair in pairs)), None)
         if problem is not None:
             return Agreement(Verdict.DIFFERENT, problem)
-        near = [_near(*pair, self._tolerance) for pair in pairs]
+        near = [_near(*pair, tolerance) for pair, tolerance in zip(pairs, self._tolerances, strict=True)]
         return None if any(each.verdict is Verdict.DIFFERENT for each in near) else _best(near)
 
     def by_policy(self, results: Any) -> Agreement:
@@ -119,10 +128,9 @@ class Reference:
         except Exception:  # some operators take halves only, and memory may be short
             truth = None
         if truth is None:
-            near = [_near(*pair, self._tolerance) for pair in zip(actual, self.expected, strict=True)]
-            worst = _best(near)
-            limit = max(_GROSS, _GROSS_BOUNDS * self._tolerance.l2)
-            gross = any(_distance(a, e) > limit for a, e in zip(actual, self.expected, strict=True))
+            judged = list(zip(actual, self.expected, self._tolerances, strict=True))
+            worst = _best([_near(*each) for each in judged])
+            gross = any(_distance(a, e) > max(_GROSS, _GROSS_BOUNDS * bound.l2) for a, e, bound in judged)
             return worst if gross else Agreement(Verdict.UNCLEAR, f"no float64 to compare with; {worst.detail}")
         verdict = _held(actual, self.expected, truth)
         for seed in range(_NUDGES):
@@ -164,6 +172,17 @@ def _tensors(node: fx.Node) -> list[Tensor]:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [each for each in values if isinstance(each, Tensor)]
+
+
+def _calls_for(result: fx.Node) -> list[fx.Node]:
+    """The operators that `result` is made by, itself among them."""
+    found, waiting = dict[fx.Node, None](), [result]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.op == "call_function":
+            found[node] = None
+            waiting += node.all_input_nodes
+    return list(found)
 
 
 def _longest_sum(node: fx.Node) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.meta import Meta
 from fusepass.work import Work
 
@@ -41,6 +42,7 @@ def _kind(work: Work) -> Hashable:
             node.target if node.op == "call_function" else constants.get(node.name),
             _described((node.args, node.kwargs), numbers),
             _described(node.meta.get("val"), numbers),
+            ROUNDED in node.meta,
         )
         for node in work.graph.graph.nodes
     )

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fusepass.errors import CaptureError
+from fusepass.patterns.deciding import note_operands
 from fusepass.patterns.effects import is_random
 
 MOST_BRANCHES = 8
@@ -57,6 +58,7 @@ def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Ma
         if node in needed and node not in copied:
             copied[node] = graph.node_copy(node, copied.__getitem__)
     graph.output(copied[asked])
+    note_operands(needed)
     return Condition(fx.GraphModule(owner, graph), answer)
 
 

@@ -32,6 +32,13 @@ class Algebra(enum.StrEnum):
         return levels.index(level) <= levels.index(self)
 
 
+class Rounding(enum.StrEnum):
+    """Where what fused operators hand to each other in 16 bits is rounded."""
+
+    FUSED = "fused"  # where it is stored, and where something decides by it, such as a comparison; elsewhere it stays in float32
+    EAGER = "eager"  # behind each operator, as eager does
+
+
 def _user_cache() -> Path:
     """Where the XDG base directory specification puts a user's cached files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fusepass")
@@ -53,6 +60,8 @@ class Config:
             `ALL` among them means never to fuse (``FUSEPASS_DISABLE``, with commas; ``1`` is ``all``).
         algebra: which rewrite rules may be applied: ``"safe"``, ``"finite"`` or ``"off"``, see `Algebra`
             (``FUSEPASS_ALGEBRA``).
+        rounding: where float16 and bfloat16 are rounded between fused operators: ``"fused"`` or ``"eager"``, see `Rounding`
+            (``FUSEPASS_ROUNDING``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
@@ -75,6 +84,7 @@ class Config:
     dump: Path | None = None
     disable: frozenset[str] = frozenset()
     algebra: Algebra = Algebra.SAFE
+    rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 512
@@ -92,9 +102,11 @@ class Config:
             value = getattr(self, option)
             if not isinstance(value, str | os.PathLike) and (needed or value is not None):
                 raise ValueError(f"{option} is {value!r}; allowed is a path{'' if needed else ', or None'}")
-        if self.algebra not in list(Algebra):
-            raise ValueError(f"algebra is {self.algebra!r}; allowed is one of {', '.join(Algebra)}")
-        object.__setattr__(self, "algebra", Algebra(self.algebra))
+        for option, levels in (("algebra", Algebra), ("rounding", Rounding)):
+            value = getattr(self, option)
+            if value not in list(levels):
+                raise ValueError(f"{option} is {value!r}; allowed is one of {', '.join(levels)}")
+            object.__setattr__(self, option, levels(value))
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
         if self.dump is not None:
             object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
@@ -202,17 +214,21 @@ def _names(names: str | Collection[str]) -> frozenset[str]:
     return frozenset(parts)
 
 
-def _level(text: str) -> Algebra:
-    if text.lower() not in list(Algebra):
-        raise ValueError(f"one of {', '.join(Algebra)}")
-    return Algebra(text.lower())
+def _one_of(levels: type[enum.StrEnum]) -> Callable[[str], enum.StrEnum]:
+    def parse(text: str) -> enum.StrEnum:
+        if text.lower() not in list(levels):
+            raise ValueError(f"one of {', '.join(levels)}")
+        return levels(text.lower())
+
+    return parse
 
 
 _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "debug": ("FUSEPASS_DEBUG", _flag),
     "dump": ("FUSEPASS_DUMP", Path),
     "disable": ("FUSEPASS_DISABLE", _names),
-    "algebra": ("FUSEPASS_ALGEBRA", _level),
+    "algebra": ("FUSEPASS_ALGEBRA", _one_of(Algebra)),
+    "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _effort),

@@ -32,6 +32,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.corrections import correct
 from fusepass.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
+from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.opclass import OpClass, classify
 from fusepass.patterns.traffic import nbytes
 
@@ -63,8 +64,10 @@ def partition_joint(
     """The forward and the backward graph of a joint one, as is best on its device; a `partition_fn` of AOTAutograd."""
     values = (node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder"))
     on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
-    cut = minimum_cut if on_gpu else default_partition
-    return cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    if on_gpu:
+        return minimum_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    note_rounded(joint.graph)
+    return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 
 def minimum_cut(
@@ -80,6 +83,7 @@ def minimum_cut(
     joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
     split_dropout(joint.graph)  # not earlier: equal draws are two
     make_again(joint.graph)
+    note_rounded(joint.graph)  # of both halves: backward decides by what forward computes
     kinds = _kinds(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.
     with (

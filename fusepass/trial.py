@@ -54,7 +54,7 @@ def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[
         OperatorsFail: the operators raise, for positive numbers, too.
     """
     like = [node.meta["val"] for node in work.arguments]
-    eager, tolerance, wide = work.original(), Tolerance.of(work.graph), _in_float64(work, memory_share)
+    eager, tolerances, wide = work.original(), Tolerance.of(work.graph), _in_float64(work, memory_share)
     found: dict[str, Agreement] = {}
     for signed in (True, False):
         rest = [name for name in calls if name not in found or found[name].verdict is Verdict.UNCLEAR]
@@ -62,7 +62,7 @@ def checked(work: Work, calls: Mapping[str, Call], memory_share: float) -> dict[
             break
         inputs = measure.made_up(like, work.device, signed=signed)
         try:
-            reference = Reference(eager, wide, inputs, tolerance)
+            reference = Reference(eager, wide, inputs, tolerances)
         except Exception as error:
             if not signed:
                 raise OperatorsFail(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}") from error

@@ -58,6 +58,7 @@ _CLASS_OF_MODULE = {
     "pooling": OpClass.POOLING,
     "reductions": OpClass.REDUCTION,
     "resampling": OpClass.POINTWISE,
+    "rounding": OpClass.POINTWISE,
     "scans": OpClass.SCAN,
     "views": OpClass.POINTWISE,  # concatenation, say; what moves no memory is told apart by its schema
     "writes": OpClass.POINTWISE,
@@ -118,13 +119,14 @@ _composites: dict[Hashable, OpClass | str] = {}
 
 def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """`_decomposed_class`, remembered for each operator and kind of arguments."""
-    key = (vocabulary, *_call(node))
+    key = (vocabulary, *call_of(node))
     if key not in _composites:
         _composites[key] = _decomposed_class(node, vocabulary)
     return _composites[key]
 
 
-def _call(node: fx.Node) -> tuple[Hashable, ...]:
+def call_of(node: fx.Node) -> tuple[Hashable, ...]:
+    """The operator of `node` and what its decomposition sees of the arguments: calls that are equal in this are made of the same."""
     return node.target, _kind(node.args), _kind(tuple(node.kwargs.items()))
 
 
@@ -174,14 +176,21 @@ def made_of(node: fx.Node) -> list[OpOverload]:
     assert isinstance(node.target, OpOverload)
     if registry.supports(node.target):
         return [node.target]
-    key = _call(node)
+    key = call_of(node)
     if key not in _made:
         _made[key] = _primitives(node)
     return _made[key]
 
 
 def _primitives(node: fx.Node) -> list[OpOverload]:
-    """What `node`, an operator outside the vocabulary, becomes under PyTorch's decompositions of everything outside the vocabulary."""
+    """The operators of `parts_of`."""
+    made = (n for n in parts_of(node).nodes if isinstance(n.target, OpOverload))
+    return [n.target for n in made if any(value.numel() for value in pytree.tree_leaves(n.meta["val"]))]
+
+
+def parts_of(node: fx.Node) -> fx.Graph:
+    """What `node`, an operator outside the vocabulary, becomes under PyTorch's decompositions of everything outside the vocabulary: a placeholder
+    for each tensor that it reads."""
     sources = list(dict.fromkeys(node.all_input_nodes))
 
     def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -189,6 +198,4 @@ def _primitives(node: fx.Node) -> list[OpOverload]:
         results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
         return tuple(result for result in results if isinstance(result, torch.Tensor))
 
-    graph = decomposed(call, [source.meta["val"] for source in sources], [source.name for source in sources]).graph
-    made = (n for n in graph.nodes if isinstance(n.target, OpOverload))
-    return [n.target for n in made if any(value.numel() for value in pytree.tree_leaves(n.meta["val"]))]
+    return decomposed(call, [source.meta["val"] for source in sources], [source.name for source in sources]).graph

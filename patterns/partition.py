@@ -16,6 +16,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.patterns import companions, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
+from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import (
     Refusal,
@@ -83,6 +84,7 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     """
     size = len(graph_module.graph.nodes)
     remove_dead(graph_module.graph)
+    note_rounded(graph_module.graph)
     flow = Dataflow(graph_module.graph, vocabulary)
     reasons: dict[int, str] = {}
     chosen = [*_chosen(flow, reasons)]

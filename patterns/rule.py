@@ -27,6 +27,7 @@ class Rule:
         why: why both are equal; for every input, NaN and infinities included, unless `level` is FINITE.
         guards: each gives the reason why a match is left alone, or None.
         level: the least option ``algebra`` under which the rule is applied.
+        exact: whether not a bit changes, in 16-bit types neither: only then is it applied where each value has the bits that eager rounds it to.
         early: whether the whole graph is tried before the other rules are, which would move what this one looks for.
     """
 
@@ -36,4 +37,5 @@ class Rule:
     why: str
     guards: tuple[Callable[[Match], str | None], ...] = ()
     level: Algebra = Algebra.SAFE
+    exact: bool = False
     early: bool = False

@@ -11,12 +11,14 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import Algebra, current
 from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
+from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.effects import is_random, writes
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.memo import remembered
@@ -67,6 +69,7 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     applications: list[Application] = []
     size = len(graph.nodes)
     remove_dead(graph)
+    note_rounded(graph)
     if config.algebra is not Algebra.OFF:
         allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
@@ -124,12 +127,18 @@ def replace_match(rule: Rule, found: Match, agendas: Agendas) -> Application | s
     made = _made(root, previous, replaced.values())
     if reason is None:
         gone = dying(replaced)
+        rounded = any(ROUNDED in node.meta for node in (*replaced, *gone))
+        if rounded and not rule.exact:
+            reason = "it would not be rounded as in eager, which counts here"
+    if reason is None:
         before, after = cost(gone), cost(made, replaced=replaced)
         # What is free, such as a view, needs no gain: it may let other rules apply.
         if after.seconds == 0 or (after.seconds, len(made)) < (before.seconds, len(gone)):
             for old, new in replaced.items():
                 old.replace_all_uses_with(new)
             sources = {source for node in gone for source in node.all_input_nodes}
+            for node in made if rounded else ():
+                node.meta[ROUNDED] = True
             for node in gone:
                 graph.erase_node(node)
             agendas.changed((sources - set(gone)) | set(made) | set(replaced.values()))

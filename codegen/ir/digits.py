@@ -3,7 +3,8 @@
 Such a rounding is an error of 2^-12 (float16) or 2^-9 (bfloat16). A value that comes to it by products, quotients, choices and
 extremes alone, or as a term of a sum of numbers of one sign, keeps the relative error that it has. So there an exponential may be off by
 2^-17, which takes 2 instructions of a GPU instead of 8, and what is made of exponentials by 2^-14. Before a difference, a logarithm or a
-comparison it may not, but for log(1 + x) of positive numbers, which makes no relative error larger.
+comparison it may not, but for log(1 + x) of positive numbers, which makes no relative error larger. Nor where something decides by the
+rounded number itself: next to the middle between two halves, the last digit says which of them it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Masked, Op, ReduceOp, Stat, children, walk
+from fusepass.codegen.ir.ops import STEPS
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 
 _NARROW = (DType.F16, DType.BF16)
@@ -44,6 +46,8 @@ class _Search:
         self._kernel = kernel
         self._exact: set[int] = set()  # nodes with a use that needs all digits
         self._exact_stats: set[tuple[str, int]] = set()
+        self._decided: set[int] = set()  # nodes, and names of reductions, by which something decides
+        self._decided_stats: set[str] = set()
         stores = (*kernel.row_stores, *kernel.stores)
         self._exact |= {id(store.value) for store in stores if program.buffer(store.buffer).dtype not in _NARROW}
         self._exact |= {id(value) for value in kernel.partials.values} if kernel.partials is not None else set()
@@ -64,16 +68,29 @@ class _Search:
     def _visit(self, node: Expr) -> None:
         if not all(self._keeps(reduction, node) for reduction in self._reduced[id(node)]):
             self._exact.add(id(node))
+        self._decide(node)
         if isinstance(node, Stat):
             if id(node) in self._exact:
                 self._exact_stats.add((node.reduction, node.part))
             return
-        if isinstance(node, Apply) and node.op is Op.CAST and node.dtype in _NARROW:
+        decided = id(node) in self._decided
+        if isinstance(node, Apply) and node.op is Op.CAST and node.dtype in _NARROW and not decided:
             return
-        if id(node) in self._exact or not self._passes_on(node):
+        if decided or id(node) in self._exact or not self._passes_on(node):
             self._exact |= {id(child) for child in children(node)}
         elif isinstance(node, Apply) and node.op is Op.WHERE:
             self._exact.add(id(node.args[0]))
+
+    def _decide(self, node: Expr) -> None:
+        """Note what is decided by in `node`, and below what is itself."""
+        reduced = self._reduced[id(node)]
+        if any(each.op.finds_place or each.name in self._decided_stats for each in reduced):
+            self._decided.add(id(node))
+        if isinstance(node, Stat) and id(node) in self._decided:
+            self._decided_stats.add(node.reduction)
+        jumps = isinstance(node, Apply) and (node.op in STEPS or node.dtype is DType.BOOL or node.dtype.is_int)
+        if jumps or id(node) in self._decided:
+            self._decided |= {id(child) for child in children(node)}
 
     def _passes_on(self, node: Expr) -> bool:
         """Whether the relative error of `node` is no larger than those of the values that it is made of."""

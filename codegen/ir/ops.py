@@ -97,6 +97,13 @@ LONG = frozenset({Op.SIN, Op.COS, Op.TAN, Op.LGAMMA, Op.POW, Op.ATAN2, Op.FMOD, 
 """Operations of so many instructions that a loop with several of them leaves the instruction cache."""
 
 
+STEPS = frozenset(
+    {Op.FLOOR, Op.CEIL, Op.ROUND, Op.TRUNC, Op.SIGN, Op.COPYSIGN, Op.ATAN2, Op.NEXTAFTER}
+    | {Op.FLOOR_DIV, Op.REMAINDER, Op.FMOD}
+)
+"""Operations that give floating-point numbers and jump: the last bit of an operand may change the result by much."""
+
+
 class ReduceOp(enum.Enum):
     """How the values of a row (or window) become one. The value is the state's name in the device header.
 

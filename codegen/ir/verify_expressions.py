@@ -30,6 +30,8 @@ def store_faults(
     if buffer is None:
         yield f"store to unknown buffer {store.buffer}"
         return
+    if store.value.dtype not in (buffer.dtype, buffer.dtype.compute):
+        yield f"store of {store.value.dtype} to {buffer.dtype} {buffer.name}, which rounds nothing by itself but halves"
     if everywhere:
         yield from _index_faults(store.index, axes, buffer, f"store to {buffer.name}")
     yield from expr_faults(program, store.value, axes, known, everywhere=everywhere)

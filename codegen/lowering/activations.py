@@ -17,7 +17,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
 from fusepass.codegen.lowering.pointwise import as_tensor, promote
-from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.lowering.registry import ALL, Call, Jumps, lowers
 from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten = torch.ops.aten
@@ -43,6 +43,10 @@ class Value:
         if isinstance(other, Value):
             return other.tensor
         return as_tensor(self.context, other, self.tensor.dtype, exact=exact)
+
+    def number(self, value: float, *, exact: bool) -> Value:
+        """`value` beside this one, rounded to its type unless `exact`."""
+        return Value(self.context, self._tensor(value, exact=exact))
 
     def _reversed(self, op: Op, other: float) -> Value:
         return Value(self.context, self._tensor(other, exact=op in _ARITHMETIC)).apply(op, self)
@@ -106,8 +110,8 @@ def tanh(x: Value) -> Value:
 Formula = Callable[..., Value]
 
 
-def formula(*targets: OpOverload) -> Callable[[Formula], Formula]:
-    """Register ``f(x, *parameters)`` for `targets`; tensors among the arguments arrive as `Value` of one float type."""
+def formula(*targets: OpOverload, jumps_in: Jumps = ()) -> Callable[[Formula], Formula]:
+    """Register ``f(x, *parameters)`` for `targets`; tensors among the arguments arrive as `Value` of one float type. For `jumps_in` see `lowers`."""
 
     def register(function: Formula) -> Formula:
         def handler(call: Call, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,7 +121,7 @@ def formula(*targets: OpOverload) -> Callable[[Formula], Formula]:
             result = function(*(next(values) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
             return call.context.cast(result.tensor, dtype_of(call.value.dtype))
 
-        lowers(*targets)(handler)
+        lowers(*targets, jumps_in=jumps_in)(handler)
         return function
 
     return register
@@ -195,7 +199,7 @@ def _sixth(x: Value) -> Value:
 _FLOAT32_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()
 
 
-@formula(aten.hardshrink.default)
+@formula(aten.hardshrink.default, jumps_in=ALL)
 def hardshrink(x: Value, bound: float = 0.5) -> Value:
     return (x.apply(Op.ABS) <= bound).where(0.0, x)
 
@@ -205,21 +209,22 @@ def softshrink(x: Value, bound: float = 0.5) -> Value:
     return (x.apply(Op.ABS) <= bound).where(x * 0.0, (x > 0.0).where(x - bound, x + bound))
 
 
-@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+@formula(aten.softshrink_backward.default, aten.hardshrink_backward.default, jumps_in=(1,))
 def shrink_backward(gradient: Value, x: Value, bound: float) -> Value:
     return (x.apply(Op.ABS) <= bound).where(0.0, gradient)
 
 
-@formula(aten.angle.default)
+@formula(aten.angle.default, jumps_in=ALL)
 def angle(x: Value) -> Value:
     """Of a real number: pi where it is negative, NaN where it is NaN."""
     zero = x.apply(Op.ABS).apply(Op.MINIMUM, 0.0)  # or NaN
     return (x < 0.0).where(pi, zero)
 
 
-@formula(aten.threshold.default)
+@formula(aten.threshold.default, jumps_in=(0,))
 def threshold(x: Value, bound: float, value: float) -> Value:
-    return (x <= bound).where(value, x)
+    """On CUDA the bound is rounded to the type of `x`."""
+    return (x <= x.number(bound, exact=not x.context.cuda)).where(value, x)
 
 
 @formula(aten.lerp.Scalar)
@@ -242,7 +247,7 @@ def _glu(call: Call, a: Tensor, dim: int = -1) -> Tensor:
     return (part(0) * part(half[axis]).apply(Op.SIGMOID)).tensor
 
 
-@lowers(aten.nan_to_num.default)
+@lowers(aten.nan_to_num.default, jumps_in=ALL)
 def _nan_to_num(
     call: Call, a: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:

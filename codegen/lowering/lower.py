@@ -29,6 +29,7 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     pooling,
     reductions,
     resampling,
+    rounding,
     scans,
     views,
     writes,
@@ -100,6 +101,7 @@ def lower(
         Unsupported: the IR cannot express the region; the text says what stopped it.
     """
     constants = constants or {}
+    graph = rounding.with_roundings(graph)
     lowered = graph if _in_vocabulary(graph) else decompose(graph)
     lowered.graph.eliminate_dead_code()
     placeholders = lowered.graph.find_nodes(op="placeholder")
@@ -195,7 +197,12 @@ def _store_outputs(
             raise Unsupported("an output whose memory has gaps")
         if buffer.extent < buffer.numel:
             raise Unsupported("an output that overlaps itself")
-        source = node.all_input_nodes[0] if node.target is operator.getitem else node
-        context.store(values[node], buffer, Call(context, source).origin)
+        source = rounding.unrounded(node)
+        source = source.all_input_nodes[0] if source.target is operator.getitem else source
+        value = values[node]
+        if value.dtype is not buffer.dtype:  # a store rounds by itself what is a half already
+            value = context.cast(value, buffer.dtype)
+            value = context.rounded(value) if buffer.dtype.is_half else value
+        context.store(value, buffer, Call(context, source).origin)
         names.append(buffer.name)
     return tuple(names)

@@ -11,7 +11,8 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
-from fusepass.codegen.lowering.registry import Call, lowers
+from fusepass.codegen.ir.ops import STEPS
+from fusepass.codegen.lowering.registry import ALL, Call, lowers
 from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -70,7 +71,7 @@ _DIRECT: tuple[tuple[Op, KIND, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-_WITH_NUMBERS = frozenset({Op.MUL, Op.DIV})
+_WITH_NUMBERS = frozenset({Op.MUL, Op.DIV, Op.FLOOR_DIV})
 """Operators of a half and a Python number that PyTorch computes with the number as it is, not as a half."""
 
 
@@ -150,7 +151,7 @@ def _register_direct() -> None:
         def handler(call: Call, *operands: Any, _op: Op = op, _kind: KIND = kind, **unused: Any) -> Tensor:
             return elementwise(call, _op, _kind, *operands)
 
-        lowers(*found)(handler)
+        lowers(*found, jumps_in=ALL if op in STEPS else ())(handler)
 
 
 _register_direct()
@@ -224,11 +225,11 @@ def _truncated(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return call.context.pointwise(Op.FLOOR_DIV, (call.context.pointwise(Op.SUB, (a, rest), a.dtype), b), a.dtype)
 
 
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, jumps_in=lambda call: call.kwargs.get("rounding_mode") is not None)
 def _div_mode(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return elementwise(call, Op.DIV, KIND.INT_TO_FLOAT, a, b)
-    (left, right), result = promote(call, (a, b), KIND.DEFAULT)
+    (left, right), result = promote(call, (a, b), KIND.DEFAULT, exact=True)
     if rounding_mode == "floor":
         return call.context.pointwise(Op.FLOOR_DIV, (left, right), result)
     if not result.is_float:
@@ -236,7 +237,7 @@ def _div_mode(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -
     return call.context.pointwise(Op.TRUNC, (call.context.pointwise(Op.DIV, (left, right), result),), result)
 
 
-@lowers(aten.floor_divide.default)
+@lowers(aten.floor_divide.default, jumps_in=ALL)
 def _floor_divide(call: Call, a: Any, b: Any) -> Tensor:
     return elementwise(call, Op.FLOOR_DIV, KIND.DEFAULT, a, b)
 

@@ -143,7 +143,12 @@ def _std(call: Call, a: Tensor, dim: Dims = None, *, correction: float | None = 
     return _finish(call, call.context.pointwise(Op.SQRT, (var,), dtype.compute), shape, dtype)
 
 
-@lowers(aten.linalg_vector_norm.default)
+def _counts(call: torch.fx.Node) -> bool:
+    """Whether a norm is the number of elements that are not 0."""
+    return len(call.args) > 1 and call.args[1] == 0
+
+
+@lowers(aten.linalg_vector_norm.default, jumps_in=_counts)
 def _vector_norm(
     call: Call, a: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:

@@ -20,14 +20,24 @@ Result = Tensor | tuple[Tensor | None, ...]
 Handler = Callable[..., Result]
 
 _HANDLERS: dict[OpOverload, Handler] = {}
+Jumps = Sequence[int] | Callable[[fx.Node], bool] | None
+_JUMPS: dict[OpOverload, Jumps] = {}
+
+ALL = None
+"""In `lowers`: an operator jumps in all of its operands."""
 
 
-def lowers(*targets: OpOverload) -> Callable[[Handler], Handler]:
-    """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`."""
+def lowers(*targets: OpOverload, jumps_in: Jumps = ()) -> Callable[[Handler], Handler]:
+    """Register the decorated ``handler(call, *args, **kwargs)`` for `targets`; tensor arguments arrive as `Tensor`.
+
+    `jumps_in` has the numbers of the arguments in which a function that gives floating-point numbers has steps: where the last bit of an
+    operand may change the result by much; or says of a call whether it has any.
+    """
 
     def register(handler: Handler) -> Handler:
         for target in targets:
             _HANDLERS[target] = handler
+            _JUMPS[target] = jumps_in
         return handler
 
     return register
@@ -36,6 +46,13 @@ def lowers(*targets: OpOverload) -> Callable[[Handler], Handler]:
 def handler_of(target: object) -> Handler | None:
     """The handler of `target`, if it is in the vocabulary."""
     return _HANDLERS.get(target) if isinstance(target, OpOverload) else None
+
+
+def jumps_in(call: fx.Node) -> Sequence[int] | None:
+    """The numbers of the arguments in which `call`, of an operator of the vocabulary, has steps; `ALL` of them."""
+    assert isinstance(call.target, OpOverload)
+    found = _JUMPS[call.target]
+    return (ALL if found(call) else ()) if callable(found) else found
 
 
 def supports(target: object) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Masked, Op, ReduceOp
+from fusepass.codegen.ir.fitting import fits
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
 from fusepass.codegen.lowering.formats import AnchorFormat
@@ -138,11 +139,12 @@ class Context:
         )
 
     def rounded(self, tensor: Tensor) -> Tensor:
-        """`tensor`, a half in its compute type, with the values that memory would hold."""
+        """`tensor`, a half in its compute type, with the values that memory would hold; what has none but these stays as it is."""
         builder, dtype = self.builder, tensor.dtype
 
         def at(c: Coordinates) -> Expr:
-            return builder.cast(builder.cast(tensor.at(c), dtype), dtype.compute)
+            value = tensor.at(c)
+            return value if fits(value, dtype) else builder.cast(builder.cast(value, dtype), dtype.compute)
 
         return self.tensor(tensor.shape, dtype, at, windowed=tensor.windowed)
 

@@ -23,6 +23,7 @@ from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, has_window
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.splitter import Cut, Splitter, forward
 from fusepass.codegen.passes.statistics import online
+from fusepass.codegen.passes.stored import readable
 
 _OF_THE_LONGEST = 4
 """Pieces of rows that what happens per element joins have this part of the longest row that it may join."""
@@ -138,12 +139,10 @@ def _saves_reading(program: Program, builder: Builder, kernel: Kernel) -> bool:
 def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[tuple[Store, ...], Kernel]:
     """What `kernel` stores per element that needs no reduction, and the kernel without these stores, which loads it behind its first sweep.
 
-    A half that is loaded so is rounded before it is reduced, as in eager: else a maximum might be of nothing that is loaded. It is loaded
-    for other halves only: wider numbers may be made of what eager does not round.
+    A half that is loaded so is rounded before it is reduced, as in eager: else a maximum might be of nothing that is loaded.
     """
     early = {store.buffer: store for store in kernel.stores if not any(isinstance(n, Stat) for n in walk(store.value))}
     late = tuple(store for store in kernel.stores if store.buffer not in early)
-    halves = all(program.buffer(store.buffer).dtype.is_half for store in late)
     first = replace(kernel, sweeps=kernel.sweeps[:1], row_stores=(), stores=tuple(early.values()))
     later = replace(kernel, sweeps=kernel.sweeps[1:], row_stores=(), stores=late)
     order = {id(node): number for number, node in enumerate(kernel.nodes)}
@@ -153,7 +152,7 @@ def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[t
         rounded, load = builder.cast(value, dtype), builder.load(name, store.index, dtype)
         made = any(isinstance(node, Load | Gather) for node in walk(value))
         loading = rewrite_kernel(later, builder, leaf=forward({id(value): builder.cast(load, value.dtype)}))
-        if made and name in loading.reads and (rounded is value or halves):
+        if made and name in loading.reads and any(readable(program, value, dtype, kernel.writes)):
             first = rewrite_kernel(first, builder, leaf=forward({id(value): builder.cast(rounded, value.dtype)}))
             stores = (replace(each, value=rounded) if each.buffer == name else each for each in first.stores)
             first, later = replace(first, stores=tuple(stores)), loading

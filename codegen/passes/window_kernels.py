@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Apply, Builder, Expr, Load, Op, Stat, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.passes.again import compute_again
@@ -19,6 +19,7 @@ from fusepass.codegen.passes.fuse import drop_unused
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.splitter import Splitter, forward
+from fusepass.codegen.passes.stored import readable
 
 Seconds = Callable[[Program, Collection[Kernel]], float]
 """How long some kernels of a program take together by estimate."""
@@ -100,7 +101,8 @@ def _loaded(program: Program, builder: Builder, position: int) -> tuple[Program,
         )
         if not aligned:
             continue
-        stored = _stored(program, builder, other, {axis: flat_index(along) for axis, along in aligned.along.items()})
+        places = {axis: flat_index(along) for axis, along in aligned.along.items()}
+        stored = _stored(program, builder, other, places, kernel.writes)
         reading = rewrite_kernel(aligned.kernel, builder, leaf=forward(stored))
         if _windows(reading):
             continue
@@ -112,16 +114,16 @@ def _loaded(program: Program, builder: Builder, position: int) -> tuple[Program,
     return None
 
 
-def _stored(program: Program, builder: Builder, kernel: Kernel, places: Mapping[Axis, Index]) -> dict[int, Expr]:
-    """What a pointwise kernel stores, by node, as loads, at other `places`: rounded to the type that it is stored in."""
+def _stored(
+    program: Program, builder: Builder, kernel: Kernel, places: Mapping[Axis, Index], written: Collection[str]
+) -> dict[int, Expr]:
+    """What a pointwise kernel stores that one which writes the buffers `written` may read, by node, as loads, at other `places`."""
     found: dict[int, Expr] = {}
     for store in kernel.stores:
-        load = builder.load(store.buffer, store.index.substitute(places), program.buffer(store.buffer).dtype)
-        value = builder.rewrite(store.value, places)
-        while isinstance(value, Apply) and value.op is Op.CAST and value.dtype.is_float:
-            found.setdefault(id(value), builder.cast(load, value.dtype))
-            (value,) = value.args
-        found.setdefault(id(value), builder.cast(load, value.dtype))
+        dtype = program.buffer(store.buffer).dtype
+        load = builder.load(store.buffer, store.index.substitute(places), dtype)
+        for node in readable(program, builder.rewrite(store.value, places), dtype, written):
+            found.setdefault(id(node), builder.cast(load, node.dtype))
     return found
 
 

@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, clamped_already),
         rewrite=lambda m: m.x,
         why="numbers that lie between the limits, and NaN, stay what they are",
+        exact=True,
     ),
     Rule(
         name="clamp-of-clamp",
@@ -89,6 +90,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, numbers),
         rewrite=_once,
         why="two clamps are one, between the inner limits clamped by the outer ones; NaN passes through each",
+        exact=True,
     ),
     Rule(
         name="abs-of-not-negative",
@@ -96,6 +98,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, not_negative),
         rewrite=lambda m: m.x,
         why="abs leaves what is not negative, and NaN, as it is",
+        exact=True,
     ),
     Rule(
         name="idle-maximum",
@@ -103,6 +106,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, never_above),
         rewrite=lambda m: m.x,
         why="the other operand is never NaN and never above",
+        exact=True,
     ),
     Rule(
         name="idle-minimum",
@@ -110,5 +114,6 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, never_below),
         rewrite=lambda m: m.x,
         why="the other operand is never NaN and never below",
+        exact=True,
     ),
 )

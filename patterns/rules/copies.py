@@ -41,18 +41,21 @@ RULES: tuple[Rule, ...] = (
         pattern=op(aten.clone)(_x, memory_format=const("memory_format")),
         rewrite=lambda m: m.x,
         why="memory of its own is not needed where nobody writes and only one of the two is seen",
+        exact=True,
     ),
     Rule(
         name="idle-cast",
         pattern=op(aten._to_copy)(_x, dtype=const("dtype"), **_LAYOUT),
         rewrite=lambda m: m.x,
         why="a cast to the same type, device and layout is a clone",
+        exact=True,
     ),
     Rule(
         name="copy-of-copy",
         pattern=op(aten.clone)(var("viewed"), memory_format=const("memory_format")),
         rewrite=_copy_once,
         why="a copy of a copy has the elements of the first tensor, whose dimensions come apart wherever it lies",
+        exact=True,
     ),
     Rule(
         name="widening-cast-and-back",
@@ -60,5 +63,6 @@ RULES: tuple[Rule, ...] = (
         guards=(widening,),
         rewrite=lambda m: m.x,
         why="the wider type holds every value of the narrower one",
+        exact=True,
     ),
 )

@@ -45,12 +45,14 @@ RULES: tuple[Rule, ...] = (
         guards=(floats,),
         rewrite=lambda m: m.inner,
         why="whole numbers, infinities and NaN stay what they are, however they are rounded",
+        exact=True,
     ),
     Rule(
         name="sign-of-sign",
         pattern=op(aten.sign)(op(aten.sign)(_x)["inner"]),
         rewrite=lambda m: m.inner,
         why="-1, 0 and 1 are their own signs",
+        exact=True,
     ),
     Rule(
         name="even-function-of-negation",
@@ -58,6 +60,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats,),
         rewrite=lambda m: m.call(m.root.target, m.x, like=m.root),
         why="f(-x) is f(x) for every number, infinities and NaN",
+        exact=True,
     ),
     Rule(
         name="square-of-negation",
@@ -65,6 +68,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats,),
         rewrite=lambda m: m.call(aten.pow.Tensor_Scalar, m.x, m.exponent, like=m.root),
         why="an even power forgets the sign",
+        exact=True,
     ),
     Rule(
         name="product-of-negations",
@@ -72,6 +76,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.mul.Tensor, m.x, m.y, like=m.root),
         why="two signs cancel",
+        exact=True,
     ),
     Rule(
         name="add-negation",
@@ -79,6 +84,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.sub.Tensor, m.x, m.y, like=m.root),
         why="x + -y is x - y, bit by bit",
+        exact=True,
     ),
     Rule(
         name="subtract-negation",
@@ -86,12 +92,14 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, keeps_sign),
         rewrite=lambda m: m.call(aten.add.Tensor, m.x, m.y, like=m.root),
         why="x - -y is x + y, bit by bit",
+        exact=True,
     ),
     Rule(
         name="extreme-of-one",
         pattern=op(aten.maximum, aten.minimum)(_x, _x),
         rewrite=lambda m: m.x,
         why="the larger and the smaller of x and x are x, for NaN too",
+        exact=True,
     ),
     Rule(
         name="logarithm-of-exponential",
@@ -132,6 +140,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_filled(0.0),  # type: ignore[arg-type]
         why="x - x is 0 for finite x",
         level=Algebra.FINITE,
+        exact=True,
     ),
     Rule(
         name="quotient-of-one",
@@ -140,6 +149,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_filled(1.0),  # type: ignore[arg-type]
         why="x / x is 1 where it is not NaN",
         level=Algebra.FINITE,
+        exact=True,
     ),
     Rule(
         name="multiply-by-zero",
@@ -150,5 +160,6 @@ RULES: tuple[Rule, ...] = (
         rewrite=_filled(0.0),  # type: ignore[arg-type]
         why="x * 0 is 0 for finite x",
         level=Algebra.FINITE,
+        exact=True,
     ),
 )

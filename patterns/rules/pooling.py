@@ -232,6 +232,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=lambda m: _mean(m),
         why="a window over all elements is their mean",
         early=True,
+        exact=True,
     ),
     Rule(
         name="average-pool-of-products",

@@ -163,6 +163,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, plain, overlapping),
         rewrite=_max_of_max,
         why="the largest of the largest in windows without gaps between is the largest of all that they see",
+        exact=True,
     ),
     Rule(
         name="average-pool-of-average-pool",
@@ -186,6 +187,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, increasing, seen),
         rewrite=_pool_first,
         why="the largest f(x) is f of the largest x where f increases; padding is never chosen; NaN wins both ways",
+        exact=True,
     ),
     Rule(
         name="function-of-copies",
@@ -193,5 +195,6 @@ RULES: tuple[Rule, ...] = (
         guards=(one_operand,),
         rewrite=_function_first,
         why="copies of a number have one function value",
+        exact=True,
     ),
 )

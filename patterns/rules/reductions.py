@@ -162,6 +162,7 @@ RULES: tuple[Rule, ...] = (
         guards=(along_a_dimension,),
         rewrite=_value,
         why="nobody reads the position; NaN is the extreme in both",
+        exact=True,
     ),
     Rule(
         name="reduction-of-reduction",
@@ -191,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, monotone),
         rewrite=_extreme_first,
         why="the largest f(x) is f of the largest x where f increases, of the smallest where it decreases; NaN wins both ways",
+        exact=True,
     ),
     Rule(
         name="scale-before-sum",

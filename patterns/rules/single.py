@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, over_one),
         rewrite=lambda m: shaped(m, m.x),
         why="sum, mean, product, extremes and log-sum-exp of one number are that number, be it infinite or NaN",
+        exact=True,
     ),
     Rule(
         name="variance-of-one",
@@ -51,6 +52,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, over_one, of_population),
         rewrite=lambda m: shaped(m, _zero(m)),
         why="the mean of one number is itself: x - x, which is 0 for finite x and NaN for the others",
+        exact=True,
     ),
     Rule(
         name="softmax-of-one",
@@ -58,6 +60,7 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, along_one),
         rewrite=lambda m: m.call(aten.add.Tensor, _zero(m), 1.0),
         why="x - x + 1: 1 for finite x, NaN for the others, as exp(x - x) divided by itself is",
+        exact=True,
     ),
     Rule(
         name="log-softmax-of-one",
@@ -65,5 +68,6 @@ RULES: tuple[Rule, ...] = (
         guards=(floats, along_one),
         rewrite=_zero,
         why="x - x: 0 for finite x, NaN for the others",
+        exact=True,
     ),
 )

@@ -132,6 +132,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_of_reshaped,
         why="the same elements are reduced, whether they lie along one dimension or several",
         early=True,
+        exact=True,
     ),
     Rule(
         name="reduction-of-reordered",
@@ -140,6 +141,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_of_reordered,
         why="the same elements are reduced, whatever the order of the dimensions",
         early=True,
+        exact=True,
     ),
     Rule(
         name="reshaped-reduction",
@@ -148,6 +150,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_kept,
         why="a reduction may leave the dimensions that are put back behind it",
         early=True,
+        exact=True,
     ),
     Rule(
         name="broadcast-operand",
@@ -155,6 +158,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_broadcast,
         why="elementwise operators broadcast their operands",
         early=True,
+        exact=True,
     ),
     Rule(
         name="adaptive-average-pool",
@@ -163,6 +167,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_average_pool,
         why="windows that are as long everywhere are those of an average pool",
         early=True,
+        exact=True,
     ),
     Rule(
         name="adaptive-max-pool-of-everything",
@@ -171,5 +176,6 @@ RULES: tuple[Rule, ...] = (
         rewrite=_extreme,
         why="a window over all elements is their maximum; NaN is the maximum in both",
         early=True,
+        exact=True,
     ),
 )

@@ -55,12 +55,14 @@ RULES: tuple[Rule, ...] = (
         rewrite=lambda m: m.x,
         why="a view of the same shape, strides and offset shows the same elements",
         early=True,
+        exact=True,
     ),
     Rule(
         name="permutation-of-permutation",
         pattern=_reorder(_reorder(_x)["inner"]),
         rewrite=_reorder_once,
         why="permutations compose",
+        exact=True,
     ),
     Rule(
         name="view-of-view",
@@ -68,6 +70,7 @@ RULES: tuple[Rule, ...] = (
         rewrite=_reshape_once,
         why="a reshape depends on the order of the elements only, which both keep",
         early=True,
+        exact=True,
     ),
     Rule(
         name="view-of-moved-ones",
@@ -76,11 +79,13 @@ RULES: tuple[Rule, ...] = (
         rewrite=_reshape_once,
         why="where a dimension of size 1 stands does not change the order of the elements",
         early=True,
+        exact=True,
     ),
     Rule(
         name="expand-of-expand",
         pattern=_expand(_expand(_x)["inner"]),
         rewrite=_expand_once,
         why="a broadcast dimension may be broadcast at once to where it is broadcast to in the end",
+        exact=True,
     ),
 )

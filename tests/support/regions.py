@@ -25,6 +25,7 @@ from fusepass.codegen.lowering.tensor import TORCH
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
+from fusepass.patterns.deciding import note_rounded
 from tests.support.interpret import Array, interpret
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -127,6 +128,7 @@ def region(
     graph, arguments = trace(model, *inputs)
     for node in graph.graph.find_nodes(op="placeholder") if cuda else ():
         node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
+    note_rounded(graph.graph)  # as partitioning does
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     program, builder = lower(graph, "region", names, anchor_format=anchor_format)
     verify(program)

@@ -196,10 +196,10 @@ def test_other_shapes_and_types_do_not_agree() -> None:
 
 
 def test_the_bound_grows_with_types_operators_and_sums() -> None:
-    one = Tolerance.of(graph_of(lambda x: x.tanh(), torch.empty(64))).l2
-    four = Tolerance.of(graph_of(lambda x: x.tanh().sin().cos().exp(), torch.empty(64))).l2
-    half = Tolerance.of(graph_of(lambda x: x.tanh(), torch.empty(64).half())).l2
-    long = Tolerance.of(graph_of(lambda x: x.sum(), torch.empty(10**4))).l2
+    one = Tolerance.of(graph_of(lambda x: x.tanh(), torch.empty(64)))[0].l2
+    four = Tolerance.of(graph_of(lambda x: x.tanh().sin().cos().exp(), torch.empty(64)))[0].l2
+    half = Tolerance.of(graph_of(lambda x: x.tanh(), torch.empty(64).half()))[0].l2
+    long = Tolerance.of(graph_of(lambda x: x.sum(), torch.empty(10**4)))[0].l2
     unit = 2.0**-24
     assert one == pytest.approx(4 * 2 * unit)
     assert four == pytest.approx(4 * 3 * unit)
@@ -213,3 +213,38 @@ def test_names_of_types_become_double() -> None:
     (result,) = in_float64(graph).forward(x)
     assert result.dtype is torch.float64
     torch.testing.assert_close(result, x * 0.1, rtol=1e-15, atol=0)
+
+
+BESIDE: dict[str, Function] = {
+    "pool": lambda x: (F.avg_pool2d(x, 3, 1, 1).sum(-2), F.avg_pool2d(x, 3, 1, 1).bfloat16()),
+    "chain": lambda x: ((x.tanh() * 2 + x).mean(-1), (x.tanh() * 2 + x).half()),
+    "half input": lambda x: ((x.tanh() * 2).sum(-1), x.tanh().half() * 2),
+    "statistics": lambda x: (x.bfloat16().sigmoid(), *torch.var_mean(x * 1.1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_float32_result_is_not_made_of_what_was_rounded_for_another(name: str) -> None:
+    """As far off as a half it would be, which the half beside it does not excuse; that one may be rounded either way."""
+    function, like = BESIDE[name], torch.empty(4, 8, 16, 16)
+
+    def rounds(x: Tensor) -> tuple[Tensor, ...]:
+        pairs = zip(function(x.bfloat16().float()), function(x), strict=True)
+        return tuple(coarse if coarse.dtype is torch.float32 else own for coarse, own in pairs)
+
+    def wider(x: Tensor) -> tuple[Tensor, ...]:
+        pairs = zip(in_float64(graph_of(function, like)).forward(x.double()), function(x), strict=True)
+        return tuple(exact.to(own.dtype) for exact, own in pairs)
+
+    assert verdict(function, like, given=rounds).verdict is DIFFERENT
+    assert verdict(function, like, given=function).verdict is SAME
+    assert verdict(function, like, given=wider).verdict is SAME
+
+
+def test_a_half_may_be_rounded_otherwise_and_what_is_made_of_it_in_float32_too() -> None:
+    like = torch.empty(64, 65).bfloat16()
+    assert verdict(
+        lambda x: (x * 1.1 + x.tanh(), (x * 1.1 + x.tanh()).float().sum(-1)),
+        like,
+        given=lambda x: ((x.float() * 1.1 + x.float().tanh()).bfloat16(), (x.float() * 1.1 + x.float().tanh()).sum(-1)),
+    ).verdict is SAME  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fusepass.config import ALL, Algebra, Config, current, override
+from fusepass.config import ALL, Algebra, Config, Rounding, current, override
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def test_defaults() -> None:
         ("FUSEPASS_DISABLE", "norm, pool", "disable", {"norm", "pool"}),
         ("FUSEPASS_ALGEBRA", "off", "algebra", Algebra.OFF),
         ("FUSEPASS_ALGEBRA", "Finite", "algebra", Algebra.FINITE),
+        ("FUSEPASS_ROUNDING", "Eager", "rounding", Rounding.EAGER),
         ("FUSEPASS_CACHE_DIR", "/some/cache", "cache_dir", Path("/some/cache")),
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
@@ -125,7 +126,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     ("option", "value", "allowed"),
     [
         ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
-        ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"),
+        ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
         ("tune", "slow", "off, fast, max"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),
     ],

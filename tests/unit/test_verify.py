@@ -92,6 +92,10 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "two buffers share a name": lambda: replace(PROGRAM, buffers=(*PROGRAM.buffers, PROGRAM.buffers[0])),
     "input out is not an input buffer": lambda: replace(PROGRAM, inputs=("w", "out")),
     "output t is neither an output nor an anchor's result": lambda: replace(PROGRAM, outputs=("out", "t")),
+    "k: store of f32 to i32 out, which rounds nothing by itself but halves": lambda: replace(
+        PROGRAM,
+        buffers=tuple(replace(each, dtype=DType.I32) if each.name == "out" else each for each in PROGRAM.buffers),
+    ),
     "output nowhere is neither": lambda: replace(PROGRAM, outputs=("nowhere",)),
     "temporary t lies on more memory than it has elements": lambda: replace(
         PROGRAM, buffers=(*PROGRAM.buffers[:-1], Buffer("t", F32, (4,), (2,), Role.TEMP))

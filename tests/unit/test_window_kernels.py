@@ -182,3 +182,50 @@ def test_a_mixer_moves_each_tensor_as_rarely_as_can_be() -> None:
 def test_windows_over_three_axes_stay() -> None:
     program = _large(lambda x: average(x).mean((2, 3, 4)), (2, 16, 16, 28, 28))
     assert all(kernel.partials is None for kernel in program.kernels)
+
+
+def beside(
+    pool: Callable[[Tensor], Tensor], reduce: Callable[[Tensor], Tensor], narrow: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What `reduce` makes of what was pooled, beside what `narrow` makes of it."""
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor]:
+        pooled = pool(x)
+        return reduce(pooled), narrow(pooled)
+
+    return model
+
+
+HALF_BESIDE = {
+    "sum": beside(average, lambda v: v.sum(-2), Tensor.bfloat16),
+    "mean": beside(lambda x: maximum(x) * 1.1, lambda v: v.mean(-1), Tensor.half),
+    "product": beside(lambda x: average(x) + 1, lambda v: v.prod(-1), Tensor.half),
+    "variance": beside(average, lambda v: v.var(-1), Tensor.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", HALF_BESIDE)
+def test_what_is_stored_as_a_half_is_not_read_for_float32(name: str) -> None:
+    made = region(HALF_BESIDE[name], torch.randn(2, 3, 8, 16).half().float())
+    for program in (made.program, made.passed()):
+        made.check(program)  # of float32, to 2e-6
+
+
+@pytest.mark.parametrize(
+    "model", [beside(average, lambda v: v.sum(-2), lambda v: v), beside(lambda x: average(x).half(), lambda v: v.float().sum(-2), lambda v: v)]
+)  # fmt: skip
+def test_a_float32_result_reads_what_holds_its_value(model: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    """As it is, or as the half that the model itself makes of it."""
+    made = region(model, torch.randn(2, 3, 8, 16))
+    program = made.passed()
+    assert not any(isinstance(node, Window) for kernel in program.kernels if kernel.sweeps for node in kernel.nodes)
+    made.check(program, exact=False)
+
+
+def test_a_half_that_the_store_rounds_is_read_for_halves_alone() -> None:
+    """The product that is made of it in float32 is an equal expression, and another number in eager."""
+    x = torch.randn(2, 3, 8, 16).half()
+    for reduce, computed in ((lambda v: (v * 1.5).sum(-2), False), (lambda v: (v.float() * 1.5).sum(-2), True)):
+        program = region(beside(average, reduce, lambda v: v * 1.5), x).passed()
+        reading = [node for kernel in program.kernels if kernel.sweeps for node in kernel.nodes]
+        assert any(isinstance(node, Window) for node in reading) is computed
