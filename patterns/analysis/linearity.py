@@ -95,8 +95,10 @@ class _TooMany(Exception):
     """There are more terms than anybody looks at."""
 
 
-def _terms(node: fx.Node, wanted: Wanted, depth: int) -> tuple[Term, ...] | None:
-    """Terms of `node`, at least one of them with a wanted value; None if there are none."""
+def _terms(node: Any, wanted: Wanted, depth: int) -> tuple[Term, ...] | None:
+    """Terms of `node`, at least one of them with a wanted value; None if there are none, as of a number."""
+    if not isinstance(node, fx.Node):
+        return None
     if wanted(node):
         return (Term(Operand.of(node)),)
     step = _STEPS.get(node.target) if depth else None
@@ -159,8 +161,10 @@ def summands(node: fx.Node) -> tuple[Term, ...]:
     return (Term(Operand.of(node)),) if found is None else found
 
 
-def _summands(node: fx.Node, shape: tuple[int, ...], depth: int) -> tuple[Term, ...] | None:
-    """Terms of `node`; None where it has another shape than the whole and none of its terms has it."""
+def _summands(node: Any, shape: tuple[int, ...], depth: int) -> tuple[Term, ...] | None:
+    """Terms of `node`; None where it has another shape than the whole and none of its terms has it, and of a number."""
+    if not isinstance(node, fx.Node):
+        return None
     step = _STEPS.get(node.target)
     found = step(node, lambda inner: _summands(inner, shape, depth - 1)) if step is not None and depth else None
     found = _usable(found, node)
@@ -175,7 +179,7 @@ def alike(node: fx.Node, other: fx.Node) -> bool:
     return first.dtype is second.dtype and first.device == second.device
 
 
-Inner = Callable[[fx.Node], "tuple[Term, ...] | None"]
+Inner = Callable[[Any], "tuple[Term, ...] | None"]
 
 
 def _scaled(found: Iterable[Term], number: float) -> tuple[Term, ...]:
@@ -188,7 +192,7 @@ def _sum(node: fx.Node, inner: Inner, sign: float = 1.0) -> tuple[Term, ...] | N
     first, second, alpha = given["self"], given["other"], given["alpha"]
     if not _is_number(alpha):
         return None
-    parts = [(value, inner(value) if isinstance(value, fx.Node) else None) for value in (first, second)]
+    parts = [(value, inner(value)) for value in (first, second)]
     if all(found is None for _, found in parts):
         return None
     left, right = (_whole(value) if found is None else found for value, found in parts)
@@ -219,6 +223,8 @@ def _whole(value: Any) -> tuple[Term, ...] | None:
 
 def _product(node: fx.Node, inner: Inner) -> tuple[Term, ...] | None:
     first, second = arguments(node)["self"], arguments(node)["other"]
+    if not isinstance(first, fx.Node):  # `torch.mul(2, x)`
+        first, second = second, first
     if not isinstance(second, fx.Node):
         found = inner(first)
         return _scaled(found, float(second)) if found is not None and _is_number(second) else None

@@ -114,6 +114,7 @@ struct Lanes<Moments<T>, Width> {
         const Wide<T> before = Wide<T>(seen);
         alignas(64) T center[Width] = {};
         alignas(64) T spread[Width] = {};
+        alignas(64) T off[Width] = {};
         for (std::int64_t i = 1; i < count - 1; ++i) {  // from the first on: equal numbers have exactly their mean
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane] - panel[0][lane];
@@ -128,15 +129,19 @@ struct Lanes<Moments<T>, Width> {
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) {
                 const T difference = panel[i][lane] - center[lane];
+                off[lane] += difference;
                 spread[lane] += difference * difference;
             }
         }
+        // Chan, Golub and LeVeque 1983: the sum of the differences from a rounded mean says how far off it is.
 #pragma omp simd
         for (int lane = 0; lane < Width; ++lane) {
-            const Wide<T> difference = center[lane] - mean[lane];
+            const Wide<T> beside = Wide<T>(off[lane]) / Wide<T>(count);
+            const Wide<T> middle = Wide<T>(center[lane]) + (beside - beside == 0 ? beside : Wide<T>(0));
+            const Wide<T> difference = middle - mean[lane];
             const Wide<T> step = difference * ratio;
             mean[lane] += step;
-            m2[lane] += spread[lane] + (difference * before) * step;
+            m2[lane] += Wide<T>(spread[lane]) - Wide<T>(off[lane]) * beside + (difference * before) * step;
         }
         seen += count;
     }
