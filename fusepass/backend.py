@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusepass.apart import made_concrete, tracing_apart
 from fusepass.attention import with_attention
 from fusepass.codegen.forms import Forms
 from fusepass.compile import CompiledGraph, compile_graph
@@ -87,7 +88,7 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
-        with override(**self._options), whole_resampling(example_inputs):
+        with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)
             try:
                 compiler = aot_autograd(
@@ -234,15 +235,19 @@ class _PerShape:
         self._limit = current().max_signatures
         self._forms = Forms()
         self._made: dict[object, Callable[[list[Any]], Any]] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, arguments: list[Any]) -> Any:
         signature = tuple(map(_shape_key, arguments))
-        made = self._made.get(signature)
-        if made is None:
-            if len(self._made) >= self._limit:
-                return self._graph(*arguments)
-            made = self._made[signature] = self._concrete(arguments)
-        return made(arguments)
+        made = self._made.get(signature) or self._new(signature, arguments)
+        return self._graph(*arguments) if made is None else made(arguments)
+
+    def _new(self, signature: object, arguments: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
+        """What serves calls with `arguments` from now on; None where it would be one too many. One thread makes one at a time."""
+        with self._lock:
+            if signature not in self._made and len(self._made) < self._limit:
+                self._made[signature] = self._concrete(arguments)
+            return self._made.get(signature)
 
     def _concrete(self, arguments: Sequence[Any]) -> Callable[[list[Any]], Any]:
         """The graph for the shapes and numbers of `arguments`."""
@@ -258,7 +263,7 @@ class _PerShape:
         with mode:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
-            graph = make_fx(flat, DECOMPOSITIONS)(*fakes)
+            graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
         call, holes, outputs = _boxed(self._specialise(graph, self._forms)), inputs.holes, form[-1]
 
         def run(values: list[Any]) -> Any:

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
+from fusepass.apart import tracing_apart
 from fusepass.branches import MOST_BRANCHES, Condition
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
@@ -241,7 +242,7 @@ def _export(
     shim.guard = functools.partial(Following, notes)
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
-    with torch.no_grad(), quiet_fake_tensors(), whole_resampling(fakes):
+    with torch.no_grad(), quiet_fake_tensors(), tracing_apart(), whole_resampling(fakes):
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")

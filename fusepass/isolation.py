@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -33,18 +35,50 @@ def unchanged_globals() -> Iterator[None]:
     settings: Any = torch._C._dynamo.guards.GlobalStateGuard()
     grad_mode = torch.is_grad_enabled()
     before = _random_states()
+    touched = _Touched()
     try:
-        yield
+        with touched:
+            yield
     finally:
         changed_settings = None if settings.check() else settings.reason()
         torch.set_grad_enabled(grad_mode)
-        changed = not _same(_random_states(), before)
+        now = _random_states()
+        changed = not _same(now[_NUMPY], before[_NUMPY]) or (touched.found and not _same(now, before))
         if changed:
-            _set_random_states(before)
+            _set_random_states(before if touched.found else (now[0], before[_NUMPY], now[2]))
     if changed_settings is not None:
         raise CaptureError(f"forward changes a global setting: {changed_settings.strip()}")
     if changed:
         raise CaptureError("forward seeds a random generator or draws from Python's or NumPy's")
+
+
+class _Touched:
+    """Sees, while it is open, whether this thread calls a method of a random generator; NumPy's cannot be seen.
+
+    Attributes:
+        found: whether it may have. Where there is no other thread, which could have changed the state of a generator as well, or
+            where somebody else watches calls, nothing is watched.
+    """
+
+    found = True
+
+    def __enter__(self) -> None:
+        self._watches = threading.active_count() > 1 and sys.getprofile() is None
+        if self._watches:
+            self.found = False
+            sys.setprofile(self._see)
+
+    def __exit__(self, *_: object) -> None:
+        if self._watches:
+            sys.setprofile(None)
+
+    def _see(self, frame: object, event: str, called: Any) -> None:
+        if event == "c_call" and isinstance(getattr(called, "__self__", None), _GENERATORS):
+            self.found = True
+
+
+_GENERATORS = (random.Random, torch.Generator)
+_NUMPY = 1  # of the states that `_random_states` gives, the one whose generator no profile sees
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -72,9 +106,10 @@ def _same(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def quiet_fake_tensors() -> Iterator[None]:
-    """Keep fake tensors from logging an error with a traceback when forward raises; the reason is kept."""
+    """Keep fake tensors of this thread from logging an error with a traceback when forward raises; the reason is kept."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    refuse: Callable[[logging.LogRecord], bool] = lambda record: False  # noqa: E731
+    here = threading.get_ident()
+    refuse: Callable[[logging.LogRecord], bool] = lambda record: record.thread != here  # noqa: E731
     logger.addFilter(refuse)
     try:
         yield
@@ -83,38 +118,50 @@ def quiet_fake_tensors() -> Iterator[None]:
 
 
 _lock = threading.Lock()
-_set_aside: dict[Any, dict[Any, Any]] = {}
-_open = 0
+_here = threading.local()
+_asking: set[Any] = set()
 
 
 @contextlib.contextmanager
 def whole_resampling(tensors: Iterable[Any]) -> Iterator[None]:
     """While open, PyTorch's Python takes no upsampling apart that eager has a kernel for: the parts have other strides.
 
-    For all threads: that Python is registered once for the process. Where one of `tensors` is empty it stays, as shapes are
-    told by Python that rejects an empty batch, and there are no strides to keep.
+    In this thread alone: that Python, which is registered once for the process, is made to ask for whom it runs. Where one of
+    `tensors` is empty it stays, as shapes are told by Python that rejects an empty batch, and there are no strides to keep.
     """
-    global _open
     if any(size == 0 for tensor in tensors for size in getattr(tensor, "shape", ()) if isinstance(size, int)):
         yield
         return
     with _lock:
-        _open += 1
-        if _open == 1:
-            for operator in _resampling():
-                _set_aside[operator] = dict(operator.py_kernels)
-                operator.py_kernels.clear()
+        for operator in _resampling():
+            if operator not in _asking:
+                _asking.add(operator)
+                for key, kernel in list(operator.py_kernels.items()):
+                    operator.py_kernels[key] = _asks(operator, key, kernel)
                 operator._dispatch_cache.clear()
+    before = getattr(_here, "whole", False)
+    _here.whole = True
     try:
         yield
     finally:
-        with _lock:
-            _open -= 1
-            if _open == 0:
-                for operator, kernels in _set_aside.items():
-                    operator.py_kernels.update(kernels)
-                    operator._dispatch_cache.clear()
-                _set_aside.clear()
+        _here.whole = before
+
+
+def _asks(operator: Any, key: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, the Python of `operator` for `key`; while resampling is whole here, what PyTorch has for it in C++."""
+    composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    # One kernel records gradients on all devices.
+    keys = [composite, torch._C.DispatchKey.AutogradCPU] if key == autograd else [key, composite]
+    found = next((each for each in keys if has(operator.name(), each)), autograd if key == autograd else None)
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not getattr(_here, "whole", False):
+            return kernel(*args, **kwargs)
+        return NotImplemented if found is None else operator._op_dk(found, *args, **kwargs)
+
+    return run
 
 
 def _resampling() -> list[Any]:

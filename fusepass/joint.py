@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
@@ -28,6 +27,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 
+from fusepass.apart import replaced
 from fusepass.codegen.lowering import registry
 from fusepass.corrections import correct
 from fusepass.dropout import split_dropout
@@ -88,8 +88,8 @@ def minimum_cut(
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.
     with (
         config.patch(ban_recompute_used_far_apart=False, cse=False),
-        mock.patch.object(partitioners, "get_default_op_list", return_value=kinds),
-        mock.patch.object(partitioners, "_size_of", _moved),
+        replaced(partitioners, "get_default_op_list", lambda: kinds),
+        replaced(partitioners, "_size_of", _moved),
     ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 

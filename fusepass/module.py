@@ -14,8 +14,10 @@ from fusepass.capture import CaptureFailure
 from fusepass.errors import CaptureError
 from fusepass.quick import MISSED
 from fusepass.report import Report
+from fusepass.signature import obstacle
 from fusepass.signatures import Table
 from fusepass.specialise import Specialiser
+from fusepass.structure import Template
 from fusepass.view import graph_view
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ class OptimizedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original's result."""
-        if torch.compiler.is_compiling():
+        # Both say it of the process: another thread may be the one.
+        if _dynamo_is_compiling() or (torch.compiler.is_compiling() and _is_traced(args, kwargs)):
             return self._specialiser.trace(args, kwargs)
         if isinstance(args, fx.Proxy):
             raise TypeError(
@@ -215,6 +218,11 @@ class OptimizedModule(nn.Module):
 
     def extra_repr(self) -> str:
         return self.original.extra_repr()
+
+
+def _is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it is this thread that traces for torch.export, by modes or tensors that no usual call has."""
+    return obstacle(Template.of((args, kwargs))[0]) is not None
 
 
 class OptimizedContainer(OptimizedModule):

@@ -1,6 +1,6 @@
 """Traces a model by running it once for real and writing down the ATen operators: nothing to import, exact layouts.
 
-Buffers are clones and random generators are put back, so the run leaves no trace. What this recorder does not
+Buffers are clones and random numbers come from generators of its own, so the run leaves no trace. What this recorder does not
 know how to make functional (writes to inputs, to parameters or to memory that several tensors share) it declines; AOTAutograd,
 which takes seconds to import, then traces the model instead.
 """
@@ -22,6 +22,7 @@ from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.escapes import Declined
 from fusepass.functional import functional_form, memory_order, with_defaults
 from fusepass.measure import extent
+from fusepass.own_draws import drawn
 from fusepass.patterns.aliasing import BATCH_NORMS
 from fusepass.patterns.effects import waits_for_host
 from fusepass.recurrent import RECURRENT
@@ -89,8 +90,9 @@ class Recorder(Tracer):
         if func._schema.is_mutable:
             return self._write(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in tags:
-            with torch.random.fork_rng(_cuda_devices(args, kwargs)):
-                return super().run(func, args, kwargs)
+            result = drawn(func, args, kwargs, _cuda_devices(args, kwargs))
+            self.record(func, args, kwargs, result)
+            return result
         return super().run(func, args, kwargs)
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
@@ -168,7 +170,9 @@ class Recorder(Tracer):
         )
         if converts or not _is_dense(target):
             raise Declined(f"{func} converts what it writes, or leaves gaps")
-        with torch.random.fork_rng(_cuda_devices(args, kwargs)):
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            result = drawn(func, args, kwargs, _cuda_devices(args, kwargs))
+        else:
             result = func(*args, **kwargs)
         if func is aten.bernoulli_.float and not target.is_contiguous():
             self._bernoulli(target, args[1:], kwargs)

@@ -87,8 +87,7 @@ class Children:
     """Each child module optimised on its own, while the parent's Python runs as it is.
 
     The children are shared with the original model, so they are changed only while a call is in progress: their
-    ``forward`` is then an attribute of the instance. A call of the original model meanwhile, in another thread, would
-    meet it too, and get the same results.
+    ``forward`` is then an attribute of the instance, which runs the child's own in other threads.
     """
 
     kind = CaptureRoute.CHILDREN
@@ -99,7 +98,8 @@ class Children:
         self._calls = 0
         self._saved: dict[nn.Module, Forward | None] = {}
         self._specialisers = {child: optimise(name, child) for name, child in _callable_children(model)}
-        self._forwards = {child: _forward_of(made) for child, made in self._specialisers.items()}
+        self._inside = threading.local()  # how many calls of this thread are under way
+        self._forwards = {child: _forward_of(made, self._inside) for child, made in self._specialisers.items()}
 
     @property
     def empty(self) -> bool:
@@ -107,8 +107,13 @@ class Children:
         return not self._forwards
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._children_replaced():
-            return self._forward(*args, **kwargs)
+        depth = getattr(self._inside, "depth", 0)
+        self._inside.depth = depth + 1
+        try:
+            with self._children_replaced():
+                return self._forward(*args, **kwargs)
+        finally:
+            self._inside.depth = depth
 
     def reports(self) -> list[Report]:
         return [made.report() for made in self._specialisers.values()]
@@ -150,8 +155,10 @@ def _callable_children(model: nn.Module, prefix: str = "") -> Iterator[tuple[str
             yield from _callable_children(child, f"{prefix}{name}.")
 
 
-def _forward_of(specialiser: Specialiser) -> Forward:
+def _forward_of(specialiser: Specialiser, inside: threading.local) -> Forward:
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or not getattr(inside, "depth", 0):
+            return specialiser.original(*args, **kwargs)
         return specialiser(args, kwargs)
 
     return forward
