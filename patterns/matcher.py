@@ -110,8 +110,10 @@ class Match(NamedTuple):
     def _assert_alike(self, expected: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """That a call gives the shapes that a rule says it gives; layouts and types of statistics differ by device."""
         with contextlib.suppress(RuntimeError):
-            found = pytree.tree_leaves(infer(target, args, kwargs, self.device))
-            shapes = [[tuple(each.shape) for each in leaves] for leaves in (found, pytree.tree_leaves(expected))]
+            found = infer(target, args, kwargs, self.device)
+            shapes = [
+                pytree.tree_map_only(torch.Tensor, lambda each: tuple(each.shape), value) for value in (found, expected)
+            ]
             assert shapes[0] == shapes[1], f"{target} of {args} gives {shapes[0]}, not {shapes[1]} as {self.root} does"
 
     def item(self, call: fx.Node, number: int) -> fx.Node:

@@ -185,7 +185,7 @@ def made_of(node: fx.Node) -> list[OpOverload]:
 def _primitives(node: fx.Node) -> list[OpOverload]:
     """The operators of `parts_of`."""
     made = (n for n in parts_of(node).nodes if isinstance(n.target, OpOverload))
-    return [n.target for n in made if any(value.numel() for value in pytree.tree_leaves(n.meta["val"]))]
+    return [n.target for n in made if any(value.numel() for value in results_of(n))]
 
 
 def parts_of(node: fx.Node) -> fx.Graph:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fusepass import backend
 from fusepass.backend import Backend
+from fusepass.draws import with_draws
 from fusepass.gradients import BENDS, DECOMPOSITIONS
 from fusepass.joint import minimum_cut
 from fusepass.meta import Meta, with_strides
@@ -209,3 +210,28 @@ def _peak(profile: torch.profiler.profile) -> int:
     assert profile.profiler is not None
     events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
     return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+
+
+def test_writes_draw_nothing() -> None:
+    """What a call does not use of a write is not kept among the results, as an unused draw is."""
+
+    def model(x: Tensor) -> Tensor:
+        y = x * 2
+        y.add_(1)
+        y.relu_()
+        F.dropout(x)
+        F.dropout(x, training=False)
+        return y.sum()
+
+    found: list[int] = []
+
+    def counted(graph: fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        def whole(traced: fx.GraphModule) -> Callable[..., Any]:
+            found.append(len(traced.graph.output_node().args[0]))  # type: ignore[arg-type]
+            return traced.forward
+
+        return with_draws(graph, whole)
+
+    torch._dynamo.reset()
+    assert torch.compile(model, backend=counted)(torch.ones(3)) == 9
+    assert found == [2]
