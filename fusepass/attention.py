@@ -188,7 +188,7 @@ def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list
             (result,) = traced(
                 *(one.requires_grad_(value.requires_grad) for one, value in zip(plain, values, strict=True))
             )
-    except Exception:  # PyTorch cannot trace it, or lays out in another way what it has gradients for
+    except (RuntimeError, ValueError):  # PyTorch cannot trace it, or lays out in another way what it has gradients for
         return None
     alike = result.requires_grad and result.dtype is wanted.dtype and result.shape == wanted.shape
     return (traced, applied) if alike and result.stride() == wanted.stride() else None

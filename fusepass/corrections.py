@@ -24,18 +24,12 @@ _OF_BATCHES = frozenset(
         aten._native_batch_norm_legit.no_stats,
     }
 )
-"""Their result, and the gradient of their input, is contiguous or channels last, whatever the strides of the input."""
-
 _KEEPING_STATISTICS = frozenset({aten.native_layer_norm.default, aten.native_group_norm.default}) | _OF_BATCHES
 """They give the normalised values, two statistics of the batch, and perhaps the running statistics after it."""
 
-_INPUTS = {
-    **dict.fromkeys(_OF_BATCHES, "input"),
-    aten.native_batch_norm_backward.default: "input",
-    aten.native_layer_norm_backward.default: None,
-    aten.native_group_norm_backward.default: None,
-}
-"""Whose memory format the first result has; None where that is contiguous."""
+_LIKE_THE_INPUT = _OF_BATCHES | {aten.native_batch_norm_backward.default}
+_CONTIGUOUS = frozenset({aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default})
+"""Operators whose first result is channels last where the input is, and contiguous otherwise; and those where it is contiguous."""
 
 _OPERANDS = ("weight", "bias", "running_mean", "running_var")
 
@@ -58,7 +52,7 @@ def correct(graph: fx.Graph) -> None:
             node.meta["val"] = infer(node.target, node.args, node.kwargs, found[0].device)
         if node.target in _KEEPING_STATISTICS:
             node.meta["val"] = _typed(node.meta["val"], _dtypes(node))
-        if node.target in _INPUTS:
+        if node.target in _LIKE_THE_INPUT | _CONTIGUOUS:
             node.meta["val"] = _laid_out(node)
         if _looks(before) == _looks(node.meta["val"]):
             node.meta["val"] = before
@@ -89,8 +83,8 @@ def _laid_out(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
     first, *others = node.meta["val"]
     if first is None or not all(isinstance(size, int) for size in first.shape):
         return (first, *others)
-    like = _INPUTS[node.target] and arguments(node)[_INPUTS[node.target]].meta["val"]
-    last = like is not None and not like.is_contiguous() and looks_channels_last(like)
+    like = arguments(node)["input"].meta["val"]
+    last = node.target in _LIKE_THE_INPUT and not like.is_contiguous() and looks_channels_last(like)
     strides = _contiguous(first, last=last)
     if strides != first.stride():
         first = Spec.described(tuple(first.shape), strides, first.dtype, first.device)

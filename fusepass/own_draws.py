@@ -31,7 +31,8 @@ def _given_a_generator(func: OpOverload) -> OpOverload | None:
     """The overload of `func` that takes a generator beside its arguments; None where there is none."""
     wanted = _types(func)
     packet = func.overloadpacket
-    for form in (func, *(getattr(packet, name) for name in packet.overloads())):
+    every: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
+    for form in (func, *every):
         if any(argument.name == "generator" for argument in form._schema.arguments) and _types(form) == wanted:
             return form
     return None

@@ -145,7 +145,7 @@ def _std(call: Call, a: Tensor, dim: Dims = None, *, correction: float | None = 
 
 def _counts(call: torch.fx.Node) -> bool:
     """Whether a norm is the number of elements that are not 0."""
-    return len(call.args) > 1 and call.args[1] == 0
+    return bool(len(call.args) > 1 and call.args[1] == 0)
 
 
 @lowers(aten.linalg_vector_norm.default, jumps_in=_counts)
