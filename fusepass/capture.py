@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from fusepass.apart import tracing_apart
@@ -36,7 +35,7 @@ from fusepass.mutation import Exported, finish
 from fusepass.naming import identifiers, input_text, positional_names
 from fusepass.pystate import hooked_module
 from fusepass.record import Recorder, cloned, copy_of, cuda_devices
-from fusepass.shim import MODEL, Shim, clean_metadata
+from fusepass.shim import Shim, clean_metadata
 from fusepass.structure import KeyPath, Template, key_paths
 from fusepass.tensors import LiveTensors, Slot
 
@@ -163,8 +162,8 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
     # aot_export_module takes parameters before buffers.
     order = sorted(range(len(owned)), key=lambda index: not isinstance(owned[index], nn.Parameter))
     slots = [live.slots[index] for index in order]
-    states = {f"{MODEL}.{live.slots[i].dotted}": owned[i] for i in order}
-    shim.ties = {slot.dotted: order.index(index) for slot, index in live.ties}
+    states = {f"state_{i}": owned[i] for i in order}
+    shim.places = [*((slot, i) for i, slot in enumerate(slots)), *((slot, order.index(i)) for slot, i in live.ties)]
     paths = key_paths(shim.inputs.fill(tensors))
     positional = positional_names(shim.call, len(shim.inputs.fill(tensors)[0]))
     texts = [slot.dotted for slot in slots]
@@ -220,7 +219,7 @@ def _record(
             placeholders.append(node)
             arguments += [given] if len(placeholders) > len(states) else []
     shim.guard = NoEscape
-    with _reparametrize_module(shim, shim.states), torch.no_grad(), recorder:
+    with shim.with_states(), torch.no_grad(), recorder:
         results = shim(*arguments)
     if len(recorder.branches) > branches:
         raise Declined("forward depends on the values of tensors too often")
@@ -273,7 +272,7 @@ def _real_run(shim: Shim, states: Mapping[str, torch.Tensor], tensors: Sequence[
     layouts = [(tensor.shape, tensor.stride()) for tensor in every]
     devices = cuda_devices([*states.values(), *tensors])
     expected = suppress(CaptureError)  # which drawing random numbers is here; the rest is for tracing to find
-    with _reparametrize_module(shim, shim.states), torch.random.fork_rng(devices), torch.no_grad(), expected:
+    with shim.with_states(), torch.random.fork_rng(devices), torch.no_grad(), expected:
         shim(*given)
     if layouts != [(tensor.shape, tensor.stride()) for tensor in every]:
         raise CaptureError("forward gives an input or a tensor of a module another shape or other strides")

@@ -13,6 +13,7 @@ from torch import nn
 
 from fusepass.capture import CaptureFailure
 from fusepass.config import Config
+from fusepass.edits import Code
 from fusepass.errors import FusepassWarning
 from fusepass.fallbacks import FallbackCounter
 from fusepass.records import RefusalReport
@@ -41,6 +42,7 @@ class Detours:
 
     __slots__ = (
         "_children",
+        "_code",
         "_dynamo",
         "_dynamo_allowed",
         "_fallbacks",
@@ -75,6 +77,7 @@ class Detours:
         self._specialiser = specialiser
         self._dynamo_allowed = dynamo
         self._lock = lock
+        self._code: Code | None = None  # what routes were found for
         self._routes: dict[object, Route] = {}
         self._idle: Counter[object] = Counter()
         self._dynamo: Dynamo | None = None
@@ -95,17 +98,29 @@ class Detours:
     def _original(self) -> Forward:
         return self._forward or self._model.forward
 
+    @property
+    def _run_original(self) -> Forward:
+        """Runs forward as it is by then."""
+        model, forward = self._model, self._forward
+        return forward or (lambda *args, **kwargs: model.forward(*args, **kwargs))
+
     def get(self, key: object) -> Route | None:
-        """The route of calls of that kind, if they take one."""
+        """The route of calls of that kind, if they take one; where a call would run other Python by now, all are found anew."""
+        if self._code is not None and not self._code.unchanged():
+            self._routes.clear()
+            self._idle.clear()
+            self._code = self._dynamo = self._children = None
         return self._routes.get(key)
 
     def conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
         """What serves calls of that kind from now on; None where tracing is to be tried again."""
         self.refuse("trace", failure.reason)
+        if self._code is None and not failure.final:
+            self._code = Code(self._model, self._forward, dynamo=True)
         if not failure.final:
             self._routes[key] = self._found(failure, config)
         elif failure.lasting:
-            self._routes[key] = Untouched(self._original, self._name, failure.reason, self._fallbacks)
+            self._routes[key] = Untouched(self._run_original, self._name, failure.reason, self._fallbacks)
         return self._routes.get(key)
 
     def run(
@@ -136,7 +151,7 @@ class Detours:
         warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=3)
 
     def _found(self, failure: CaptureFailure, config: Config) -> Route:
-        if failure.only_children or not self._dynamo_allowed:
+        if failure.only_children or not self._dynamo_allowed or (self._code and self._code.calls_patched):
             return self._by_children(failure.reason)
         if self._dynamo is None:
             limit = config.max_signatures
@@ -147,7 +162,7 @@ class Detours:
         if self._children is None:
             self._children = Children(self._model, self._original, self._of_child)
         if self._children.empty:
-            return Untouched(self._original, self._name, reason, self._fallbacks)
+            return Untouched(self._run_original, self._name, reason, self._fallbacks)
         return self._children
 
     def _of_child(self, path: str, child: nn.Module) -> Specialiser:

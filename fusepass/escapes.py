@@ -9,6 +9,7 @@ from torch import nn
 
 from fusepass.errors import CaptureError
 from fusepass.isolation import Watched, called_as_in_eager
+from fusepass.patched import unpatched
 from fusepass.patterns.analysis.layout import looks_channels_last
 from fusepass.recurrent import is_whole, run_whole
 
@@ -31,6 +32,7 @@ class NoEscape(Watched):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        func = unpatched(func)
         self.watch(func, args, kwargs)
         if func in self._ESCAPES or getattr(func, "__name__", "") in ("__format__", "__repr__"):
             raise Declined(f"forward reads the values or the address of a tensor ({func.__name__})")

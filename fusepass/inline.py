@@ -13,10 +13,10 @@ import torch
 import torch.utils._device as default
 from torch import nn
 
-from fusepass import surroundings
 from fusepass.capture import Captured
 from fusepass.compile import CompiledGraph
 from fusepass.naming import key
+from fusepass.surroundings import Surroundings
 
 _LARGE = 64
 """Entries of a list or dict; of larger ones each entry would become a guard."""
@@ -49,8 +49,8 @@ class Inline:
         self._state = state
         self._graph = compiled.graph_module
         self._outputs = captured.outputs
-        modules = dict(model.named_modules())
-        self._states = tuple((modules[slot.path], slot.name) for slot in captured.states)
+        modules = list(model.modules())
+        self._states = tuple((modules[slot.index], slot.name) for slot in captured.states)
         leaves = list(captured.inputs.leaves)
         for hole, tensor in zip(captured.inputs.holes, tensors, strict=True):
             leaves[hole] = _facts(tensor)
@@ -72,6 +72,7 @@ class Inline:
             nested
             or captured.conditions
             or captured.mutated_states
+            or any(hasattr(nn.Module, slot.name) for slot in captured.states)
             or captured.mutated_inputs
             or torch._C._is_any_autocast_enabled()
             or not all(map(_is_exact, captured.inputs.leaves))
@@ -120,8 +121,9 @@ class _State:
     def of(cls, model: nn.Module) -> _State | None:
         """That of `model`; None where there is something that cannot be compared."""
         state = cls()
-        state.methods = [(read, read()) for read in surroundings.readers(model)]
-        if not all(isinstance(method, types.FunctionType) for _, method in state.methods):
+        around = Surroundings(model)
+        state.methods = [(read, read()) for read in around.methods.values()]
+        if around.settings or not all(isinstance(method, types.FunctionType) for _, method in state.methods):
             return None  # a global, say: Dynamo does not trace what makes its key
         first: dict[int, tuple[dict[str, Any], str]] = {}
         for module in model.modules():

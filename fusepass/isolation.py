@@ -22,6 +22,7 @@ from fusepass.errors import CaptureError
 from fusepass.fast_paths import called_as_in_inference
 from fusepass.functional import memory_order
 from fusepass.overlaps import Overlaps
+from fusepass.patched import unpatched
 from fusepass.recurrent import drops_out
 
 
@@ -223,6 +224,7 @@ class Watched(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        func = unpatched(func)
         self.watch(func, args, kwargs)
         return called_as_in_eager(func, args, kwargs or {})
 
@@ -276,6 +278,7 @@ class EagerWrites(Watched):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        func = unpatched(func)
         self.watch(func, args, kwargs)
         kwargs = kwargs or {}
         self._overlaps.decline(func, args, kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from fusepass.capture import CaptureFailure
+from fusepass.edits import dict_version
 from fusepass.errors import CaptureError
 from fusepass.quick import MISSED
 from fusepass.report import Report
@@ -27,6 +28,7 @@ _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
 _OWN = frozenset({"original", "_specialiser", "_table", "_options"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
+_OWN_CALL = "its class has a __call__ of its own"
 _NOT_SHARED = frozenset({"training", "_is_full_backward_hook"})
 
 
@@ -63,12 +65,17 @@ class OptimizedModule(nn.Module):
 
     def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
         # Not nn.Module.__init__, which would make dicts of its own.
-        names = vars(nn.Module()).keys() & vars(original).keys() - _NOT_SHARED
-        shared = {name: vars(original)[name] for name in names}
-        hooks = (*(vars(original)[name] for name in _HOOKS), *_GLOBAL_HOOKS)
-        specialiser = Specialiser(original, options, hooks=hooks)
+        specialiser = Specialiser(original, options)
         own = {"original": original, "_options": dict(options), "_specialiser": specialiser}
-        vars(self).update(shared, **own, _table=specialiser.table)
+        vars(self).update(own, _table=specialiser.table)
+        self._share()
+
+    def _share(self) -> None:
+        """Have the original's dicts; it may have got others."""
+        version, held = dict_version(vars(self.original)), vars(self.original)
+        shared = {name: held[name] for name in vars(nn.Module()).keys() & held.keys() - _NOT_SHARED}
+        vars(self).update(shared)
+        self._specialiser.table.follow(version, (*(held[name] for name in _HOOKS), *_GLOBAL_HOOKS))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module. The usual call, with no hooks around it, takes a shorter way to the same result."""
@@ -83,6 +90,12 @@ class OptimizedModule(nn.Module):
                     if result is not MISSED:
                         table.served(made)
                         return result
+        if not _dynamo_is_compiling():
+            original = self.original
+            if type(original).__call__ is not nn.Module.__call__ and _has_own_call(type(original)):  # by now
+                return self._specialiser.leave(original, args, kwargs, _OWN_CALL)
+            if dict_version(vars(original)) != self._specialiser.table.version:
+                self._share()
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,7 +268,7 @@ class UnusualModule(OptimizedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
-        return self._specialiser.leave(self.original, args, kwargs, "its class has a __call__ of its own")
+        return self._specialiser.leave(self.original, args, kwargs, _OWN_CALL)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """From now on calls of this run ``torch.compile`` of the original's, with these arguments."""

@@ -20,7 +20,7 @@ def identifiers(texts: Iterable[str]) -> list[str]:
     for text in texts:
         base = re.sub(r"\W", "_", text) or "value"
         base = f"m{base}" if base[0].isdigit() else base
-        base = f"{base}_" if keyword.iskeyword(base) else base
+        base = f"{base}_" if keyword.iskeyword(base) or base == "self" else base
         name, count = base, 1
         while name in taken:
             name, count = f"{base}_{count}", count + 1

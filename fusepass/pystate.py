@@ -51,6 +51,16 @@ _GLOBAL_FORWARD_HOOKS: tuple[dict[int, Any], ...] = (
 )
 INFRASTRUCTURE = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that PyTorch gives every module."""
+HELD = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Those that must stay the same dicts: their entries are followed."""
 DERIVED = frozenset({"_flat_weights", "_flat_weight_refs"})
 """What ``nn.RNNBase`` derives from its parameters, anew whenever it finds others."""
 
@@ -299,7 +309,7 @@ def _reader(container: Container) -> Callable[[], tuple[Any, ...]] | None:
     keys = [
         key
         for key, value in container.items()
-        if key not in INFRASTRUCTURE | DERIVED and not isinstance(value, torch.Tensor)
+        if key not in (INFRASTRUCTURE - set(HELD)) | DERIVED and not isinstance(value, torch.Tensor)
     ]
     if not keys:
         return None

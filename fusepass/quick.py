@@ -45,7 +45,12 @@ extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr)
 }}
 """
 _SOURCE = Source(
-    "calls", _ENTRY, Target.CPU, _TEXT, ("fp_calls.hpp", "fp_call.hpp", "fp_launcher.hpp", "fp_store.hpp"), "native"
+    "calls",
+    _ENTRY,
+    Target.CPU,
+    _TEXT,
+    ("fp_calls.hpp", "fp_call.hpp", "fp_code.hpp", "fp_launcher.hpp", "fp_store.hpp"),
+    "native",
 )
 
 
@@ -56,6 +61,7 @@ class Types:
     launcher: Callable[..., Any]
     call: Callable[..., Any]
     door: Callable[..., Any]
+    code: Callable[..., Any]
 
 
 _types: Types | None = None

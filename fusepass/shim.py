@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.utils.stateless import _reparametrize_module
 
 from fusepass.errors import CaptureError
 from fusepass.isolation import memory_of, unchanged_globals
 from fusepass.snapshot import Snapshot
 from fusepass.structure import Template
+from fusepass.tensors import Slot, put_tensor
 from fusepass.twin import twin
 
 MODEL = "model"
@@ -31,8 +31,8 @@ class Shim(nn.Module):
     """What is exported: flat tensors in, flat tensors out, the model inside.
 
     Attributes:
-        states: the model's tensors as fakes, by their names here; each once, parameters first.
-        ties: names in the model of further places of these tensors, and which of them they are.
+        states: the model's tensors as fakes, by names of this module's own; each once, parameters first.
+        places: where these tensors are in the model, and which of them is there.
         guard: makes the context in which the model's own code runs, given the memory of `states` and inputs.
         outputs, aliases: of the last run, the form of the result, and for each tensor in it the indices of states
             and inputs whose memory it shares.
@@ -46,7 +46,7 @@ class Shim(nn.Module):
         self.grad_mode = torch.is_grad_enabled()
         self.guard: Callable[[frozenset[int]], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.states: dict[str, torch.Tensor] = {}
-        self.ties: dict[str, int] = {}
+        self.places: list[tuple[Slot, int]] = []
         self.outputs: Template | None = None
         self.aliases: list[frozenset[int]] = []
         self._inference = torch.is_inference_mode_enabled()
@@ -59,6 +59,27 @@ class Shim(nn.Module):
             self.call = types.MethodType(self.call.__func__, apart)  # type: ignore[attr-defined]
             self.model = apart
 
+    @contextlib.contextmanager
+    def with_states(self) -> Iterator[None]:
+        """While open, `states` are attributes of this module, as an export makes them."""
+        vars(self).update(self.states)
+        try:
+            yield
+        finally:
+            for name in self.states:
+                del vars(self)[name]
+
+    @contextlib.contextmanager
+    def _placed(self, states: Sequence[torch.Tensor]) -> Iterator[None]:
+        """While open, these are the tensors of the model, whatever their names are: attributes of that name may be something else."""
+        modules = list(self.model.modules())
+        before = [(slot, put_tensor(modules[slot.index], slot.name, states[i])) for slot, i in self.places]
+        try:
+            yield
+        finally:
+            for slot, tensor in before:
+                put_tensor(modules[slot.index], slot.name, tensor)
+
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, fake) for name, fake in self.states.items() if isinstance(fake, nn.Parameter))
 
@@ -68,12 +89,11 @@ class Shim(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self._refused is not None:
             raise CaptureError(self._refused, only_children=True)
-        states = [operator.attrgetter(name)(self) for name in self.states]
+        states = [getattr(self, name) for name in self.states]
         for name, state in zip(self.states, states, strict=True):
             if isinstance(self.states[name], nn.Parameter) and not isinstance(state, nn.Parameter):
                 state._is_param = True  # what isinstance(state, nn.Parameter) asks
-        ties = {name: states[index] for name, index in self.ties.items()}
-        with _reparametrize_module(self.model, ties), torch.set_grad_enabled(self.grad_mode):
+        with self._placed(states), torch.set_grad_enabled(self.grad_mode):
             memory = [memory_of(tensor) for tensor in (*states, *tensors)]
             result = self._run(tensors, frozenset(memory))
         outputs, self.outputs = Template.of(result)

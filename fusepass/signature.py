@@ -21,9 +21,11 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from fusepass import quick, surroundings
+from fusepass import quick
 from fusepass.capture import Captured
+from fusepass.edits import Code
 from fusepass.pystate import PythonState
+from fusepass.surroundings import Surroundings
 from fusepass.tensors import LiveTensors
 
 Tensors = tuple[torch.Tensor, ...]
@@ -98,10 +100,14 @@ def distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Signature:
-    """What the specialisation `captured` of `model` was made for: the call with `tensors`, at the time of making."""
+    """What the specialisation `captured` of `model` was made for: the call with `tensors`, at the time of making.
+
+    `forward` is what ran in place of the model's own, if anything did.
+    """
 
     __slots__ = (
         "_all_states",
+        "_code",
         "_devices",
         "_dicts",
         "_empty",
@@ -118,7 +124,11 @@ class Signature:
         "_states_guard",
     )
 
-    def __init__(self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor], forward: object = None
+    ) -> None:
+        around = Surroundings(model, forward)
+        self._code = Code(model, around=around)
         self._live = LiveTensors(model)
         self._python = PythonState(model)
         dicts = {id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values()
@@ -129,7 +139,7 @@ class Signature:
         self._states_guard = _tensor_guards(self._live.tensors)
         self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
         self._globals_unchanged = _guards.GlobalStateGuard().check
-        self._settings = (*settings(captured), *surroundings.readers(model))
+        self._settings = (*settings(captured), *around.readers.values())
         self._set = [read() for read in self._settings]
         self._devices = _default_devices()
         indices = captured.state_indices
@@ -159,6 +169,7 @@ class Signature:
             not self._globals_unchanged()
             or _dispatch_modes()
             or forward_ad._current_level >= 0
+            or not self._code.unchanged()
             or (self._settings and list(map(operator.call, self._settings)) != self._set)
         ):
             return None
@@ -212,7 +223,7 @@ class Signature:
         if made is None or self._python.others or self._devices:
             return None
         try:
-            return made.call((*self._dicts, *self._empty, vars(forward_ad)), *rest)
+            return made.call((*self._dicts, *self._empty, vars(forward_ad)), *rest, self._code.compare)
         except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are more tensors than are worth it
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,12 +28,14 @@ class Table:
         recent: those that served the last calls, for a quick try.
         door: tries those of them that need no Python; gives `MISSED` where there are none.
         hooks: what must be empty for them to serve.
+        version: of the attributes of the model that had these.
     """
 
-    __slots__ = ("_by_shapes", "_lock", "_made", "_offered", "_turned_away", "door", "hooks", "recent")
+    __slots__ = ("_by_shapes", "_lock", "_made", "_offered", "_turned_away", "door", "hooks", "recent", "version")
 
-    def __init__(self, hooks: Sequence[Mapping[int, Any]] = ()) -> None:
-        self.hooks = hooks
+    def __init__(self) -> None:
+        self.version = -1
+        self.hooks: Sequence[Mapping[int, Any]] = ()
         self.door: Callable[[tuple[Any, ...]], Any] = _no_door
         self._made: Any = None
         self._offered: tuple[Any, ...] = ()
@@ -40,6 +43,13 @@ class Table:
         self._by_shapes: dict[_Shapes, tuple[Specialisation, ...]] = {}  # the one used last at the end
         self._turned_away: dict[_Shapes, None] = {}  # the last ones, oldest first
         self._lock = threading.Lock()
+
+    def follow(self, version: int, hooks: Sequence[Mapping[int, Any]]) -> None:
+        """From now on these `hooks` must be empty: those of the model in a version of its attributes."""
+        with self._lock:
+            self.version = version
+            if not all(map(operator.is_, hooks, self.hooks)) or len(hooks) != len(self.hooks):
+                self.hooks, self.door, self._made = hooks, _no_door, None
 
     def __iter__(self) -> Iterator[Specialisation]:
         with self._lock:

@@ -50,7 +50,6 @@ class Specialiser:
         name: what reports and warnings call the model; its class by default.
         forward: what to run where nothing is specialised; ``model.forward`` by default.
         dynamo: whether Dynamo may serve what cannot be traced.
-        hooks: those around the model's calls; while there are any, `table.door` serves nothing.
     """
 
     # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
@@ -76,14 +75,13 @@ class Specialiser:
         name: str | None = None,
         forward: Callable[..., Any] | None = None,
         dynamo: bool = True,
-        hooks: Sequence[Mapping[int, Any]] = (),
     ) -> None:
         self._model = model
         self._options = dict(options)
         self._name = name or type(model).__name__
         self._forward = forward
         self._lock = threading.RLock()
-        self.table = Table(hooks)
+        self.table = Table()
         self._traceable: tuple[Specialisation, ...] = ()
         self._fallbacks = FallbackCounter()
         self._forms = Forms()
@@ -291,7 +289,7 @@ class Specialiser:
                 traceable = len(self._traceable) < _MOST_TRACEABLE
                 made = Specialisation(
                     self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
-                    alone=self._forward is None,
+                    alone=self._forward is None, forward=self._forward,
                 )  # fmt: skip
             except Exception as bug:  # ours, but not a reason for the user's model not to run
                 if config.debug:

@@ -17,10 +17,14 @@ _Value: TypeAlias = Any  # Tensor or None; what is None is told by the tie patte
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor lives: attribute `name` of the submodule `path`, which is "" for the model itself."""
+    """Where a tensor lives: attribute `name` of the submodule `path`, which is "" for the model itself.
+
+    A path may have any name in it, even none: which submodule is meant is told by `index`, its place among ``model.modules()``.
+    """
 
     path: str
     name: str
+    index: int = 0
 
     @property
     def dotted(self) -> str:
@@ -28,18 +32,37 @@ class Slot:
         return f"{self.path}.{self.name}" if self.path else self.name
 
 
-def _holders(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """Each dict that may hold tensors, with its submodule's path and the keys that count.
+def _entries_with(module: nn.Module, name: str) -> dict[str, Any]:
+    spaces = (module._parameters, module._buffers, vars(module))
+    return next(space for space in spaces if isinstance(space.get(name), torch.Tensor))
+
+
+def tensor_of(module: nn.Module, name: str) -> torch.Tensor:
+    """The tensor that `module` has by that name, whatever hides it as an attribute."""
+    tensor: torch.Tensor = _entries_with(module, name)[name]
+    return tensor
+
+
+def put_tensor(module: nn.Module, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Put `tensor` in the place of the one that `module` has by that name, which is given back."""
+    entries = _entries_with(module, name)
+    before: torch.Tensor = entries[name]
+    entries[name] = tensor
+    return before
+
+
+def _holders(model: nn.Module) -> Iterator[tuple[str, int, dict[str, Any], list[str]]]:
+    """Each dict that may hold tensors, with its submodule's path and place and the keys that count.
 
     Keys without a tensor count among parameters and buffers, where a bias may appear later.
     """
-    for path, module in model.named_modules():
+    for index, (path, module) in enumerate(model.named_modules()):
         for entries in (module._parameters, module._buffers):
             if entries:
-                yield path, entries, list(entries)
+                yield path, index, entries, list(entries)
         plain = [key for key, value in vars(module).items() if isinstance(value, torch.Tensor)]
         if plain:
-            yield path, vars(module), plain
+            yield path, index, vars(module), plain
 
 
 class LiveTensors:
@@ -52,23 +75,23 @@ class LiveTensors:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places = [(path, entries, key) for path, entries, keys in _holders(model) for key in keys]
+        places = [(Slot(path, key, index), entries) for path, index, entries, keys in _holders(model) for key in keys]
         # With one key, itemgetter gives the bare value, so the first key comes twice.
         self._readers = [
-            functools.partial(operator.itemgetter(*keys, keys[0]), entries) for _, entries, keys in _holders(model)
+            functools.partial(operator.itemgetter(*keys, keys[0]), entries) for _, _, entries, keys in _holders(model)
         ]
-        self.dicts = tuple(entries for _, entries, _ in _holders(model))
+        self.dicts = tuple(entries for _, _, entries, _ in _holders(model))
         values = tuple(self._read())
         self._pattern = _tie_pattern(values)
         self._unique = [i for i, first in enumerate(self._pattern) if first == i]
         self._bound = values, tuple(values[i] for i in self._unique)
-        slot_of = {id(entries[key]): Slot(path, key) for path, entries, key in reversed(places)}
+        slot_of = {id(entries[slot.name]): slot for slot, entries in reversed(places)}
         self.slots = tuple(slot_of[id(tensor)] for tensor in self._bound[1])
         order = {id(tensor): index for index, tensor in enumerate(self._bound[1])}
         self.ties = tuple(
-            (Slot(path, key), order[id(entries[key])])
-            for path, entries, key in places
-            if entries[key] is not None and slot_of[id(entries[key])] != Slot(path, key)
+            (slot, order[id(entries[slot.name])])
+            for slot, entries in places
+            if entries[slot.name] is not None and slot_of[id(entries[slot.name])] != slot
         )
 
     def _read(self) -> Iterator[_Value]:

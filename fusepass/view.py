@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,9 @@ from torch.utils import _pytree as pytree
 from fusepass.capture import Captured
 from fusepass.naming import identifiers, key, positional_names
 from fusepass.structure import KeyPath, Template
+from fusepass.tensors import tensor_of
+
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def graph_view(
@@ -25,7 +29,8 @@ def graph_view(
     """
     graph = fx.Graph()
     inputs = _input_nodes(graph, forward, captured)
-    states = [graph.get_attr(slot.dotted) for slot in captured.states]
+    targets = _targets(captured)
+    states = [graph.get_attr(target) for target in targets]
     placeholders = rewritten.graph.find_nodes(op="placeholder")
     copied: dict[fx.Node, fx.Node] = {}
     for placeholder, node in zip(placeholders, [*states, *inputs], strict=True):
@@ -37,8 +42,12 @@ def graph_view(
     flat: Sequence[fx.Node] = rewritten.graph.output_node().args[0]  # type: ignore[assignment]
     results = [copied[node] for node in flat]
     graph.output(_nested(graph, captured.outputs, results))
-    root = _attributes(model, captured, rewritten)
+    root = _attributes(model, captured, rewritten, targets)
     view = fx.GraphModule(root, graph, class_name=type(model).__name__)
+    for slot, target in zip(captured.states, targets, strict=True):
+        if target != slot.dotted:  # no part of the state dict
+            vars(view)[target] = (view._parameters if target in view._parameters else view._buffers).pop(target)
+            view._non_persistent_buffers_set.discard(target)
     _share_tensors(model, view)
     return view
 
@@ -81,11 +90,25 @@ def _is_basic(value: object) -> bool:
     return isinstance(value, fx.Node | fx.node.BaseArgumentTypes | None)
 
 
-def _attributes(model: nn.Module, captured: Captured, rewritten: fx.GraphModule) -> nn.Module:
+def _targets(captured: Captured) -> list[str]:
+    """An attribute for each tensor of the model: by its name there, if that can be written in Python, else one of its own."""
+    return [
+        slot.dotted if all(map(_can_be_written, slot.dotted.split("."))) else f"_state_{index}"
+        for index, slot in enumerate(captured.states)
+    ]
+
+
+def _can_be_written(name: str) -> bool:
+    plain = name.isdecimal() or (name.isidentifier() and not keyword.iskeyword(name))
+    return plain and name.isascii() and not hasattr(fx.GraphModule, name)
+
+
+def _attributes(model: nn.Module, captured: Captured, rewritten: fx.GraphModule, targets: Sequence[str]) -> nn.Module:
     """A module that has every attribute that the nodes name."""
     root = nn.Module()
-    for slot in captured.states:
-        _put(root, slot.dotted, getattr(model.get_submodule(slot.path), slot.name))
+    modules = list(model.modules())
+    for slot, target in zip(captured.states, targets, strict=True):
+        _put(root, target, tensor_of(modules[slot.index], slot.name))
     for node in rewritten.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             _put(root, node.target, operator.attrgetter(node.target)(rewritten))
@@ -103,7 +126,7 @@ def _share_tensors(model: nn.Module, view: fx.GraphModule) -> None:
             saved.add(name)
     for name, _, _ in list(_buffers(view)):
         path, _, attribute = name.rpartition(".")
-        owner = view.get_submodule(path)
+        owner = _reach(view, path)
         owner._non_persistent_buffers_set.discard(attribute)
         if name not in saved:
             owner._non_persistent_buffers_set.add(attribute)
@@ -118,16 +141,22 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
                 yield dotted, buffer, name not in module._non_persistent_buffers_set
 
 
+def _reach(root: nn.Module, path: str) -> nn.Module:
+    for part in path.split(".") if path else ():
+        root = root._modules[part]  # type: ignore[assignment]
+    return root
+
+
 def _put(root: nn.Module, dotted: str, value: Any) -> None:
     """Set the attribute `dotted` of `root`, with modules on the way."""
     *path, name = dotted.split(".")
     module = root
     for part in path:
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module.get_submodule(part)
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        module.__dict__.pop(name, None)
-        module.register_buffer(name, value)
+        module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+    if isinstance(value, torch.Tensor):  # not by setattr, as a name may be that of a method
+        if name in vars(module) and name not in _OF_MODULES:
+            del vars(module)[name]
+        entries: dict[str, Any] = module._parameters if isinstance(value, nn.Parameter) else module._buffers
+        entries[name] = value
     else:
         setattr(module, name, value)

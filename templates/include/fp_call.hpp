@@ -1,12 +1,13 @@
 // A call that a specialisation serves, without Python: compares what it was made for, and calls it.
 #pragma once
 
-#include "fp_launcher.hpp"
+#include "fp_code.hpp"
 
 namespace fp {
 
 inline PyObject* missed = nullptr;  // stands for a call that needs more than this
 inline PyTypeObject* call_type = nullptr;
+inline PyTypeObject* code_type = nullptr;
 inline PyTypeObject* launcher_type = nullptr;
 inline PyObject* forward_name = nullptr;
 
@@ -32,7 +33,7 @@ inline bool watch(PyObject*) { return true; }
 inline std::uint64_t moment(PyObject* dicts) {
     std::uint64_t sum = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dicts); ++i) {
-        sum += reinterpret_cast<PyDictObject*>(PyTuple_GET_ITEM(dicts, i))->ma_version_tag;
+        sum += version(PyTuple_GET_ITEM(dicts, i));
     }
     return sum;
 }
@@ -54,6 +55,7 @@ inline bool watch_all(PyObject* dicts) {
 struct Call {
     PyObject_HEAD
     PyObject* dicts;     // all that must be as it was
+    PyObject* code;      // a `Code` that must fit; None where nothing needs to
     PyObject* tensors;   // compares the model's tensors and the inputs
     PyObject* globals;   // compares global settings; None where nothing needs to
     PyObject* zeros;     // functions that must give 0
@@ -152,6 +154,10 @@ inline int made_in_time(Call* it, PyObject** result) {
 // then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
 inline PyObject* serve(Call* it, PyObject* given) {
     if (PyTuple_GET_SIZE(given) != it->arity || !it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
+    if (it->code != Py_None) {
+        const int right = code_fits(reinterpret_cast<Code*>(it->code));
+        if (right != 1) return right < 0 ? nullptr : Py_NewRef(missed);
+    }
     const Py_ssize_t states = PyTuple_GET_SIZE(it->states);
     PyObject* const all = PyTuple_New(states + it->arity);
     if (all == nullptr) return nullptr;
@@ -208,6 +214,7 @@ inline int call_traverse(PyObject* self, visitproc visit, void* arg) {
     Call* const it = reinterpret_cast<Call*>(self);
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(it->dicts);
+    Py_VISIT(it->code);
     Py_VISIT(it->settings);
     Py_VISIT(it->run);
     Py_VISIT(it->finish);
@@ -217,7 +224,7 @@ inline int call_traverse(PyObject* self, visitproc visit, void* arg) {
 inline void call_dealloc(PyObject* self) {
     Call* const it = reinterpret_cast<Call*>(self);
     PyObject_GC_UnTrack(self);
-    for (PyObject** held : {&it->dicts, &it->tensors, &it->globals, &it->zeros, &it->settings, &it->expected, &it->run, &it->finish,
+    for (PyObject** held : {&it->dicts, &it->code, &it->tensors, &it->globals, &it->zeros, &it->settings, &it->expected, &it->run, &it->finish,
                             &it->states}) {
         Py_CLEAR(*held);
     }
@@ -233,18 +240,20 @@ inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
     return !PyErr_Occurred();
 }
 
-// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, arity, picked, written, sizes)
+// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, arity, picked, written, sizes, code=None)
 inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *picked, *written, *sizes;
+    PyObject* code = Py_None;
     PyTypeObject* const tuple = &PyTuple_Type;
     int arity;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!iO!O!O!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
-                          &expected, &run, &finish, tuple, &states, &arity, tuple, &picked, tuple, &written, tuple, &sizes)) {
+    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!iO!O!O!|O", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
+                          &expected, &run, &finish, tuple, &states, &arity, tuple, &picked, tuple, &written, tuple, &sizes, &code)) {
         return nullptr;
     }
     Call* const it = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
     if (it == nullptr) return nullptr;
     it->dicts = Py_NewRef(dicts);
+    it->code = Py_NewRef(code);
     it->tensors = Py_NewRef(tensors);
     it->globals = Py_NewRef(globals);
     it->zeros = Py_NewRef(zeros);
@@ -260,6 +269,10 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
+    if (right && code != Py_None && !Py_IS_TYPE(code, code_type)) {
+        PyErr_SetString(PyExc_TypeError, "code is a Code");
+        right = false;
+    }
     if (!right || PyErr_Occurred() || !watch_all(dicts)) {
         Py_DECREF(it);
         return nullptr;

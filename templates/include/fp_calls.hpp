@@ -120,10 +120,12 @@ inline PyObject* types(PyObject* missed_, PyObject* data_ptr) {
     PyObject* const launcher = PyType_FromSpec(&launcher_spec);
     PyObject* const call = PyType_FromSpec(&call_spec);
     PyObject* const door = PyType_FromSpec(&door_spec);
-    if (forward_name == nullptr || launcher == nullptr || call == nullptr || door == nullptr) return nullptr;
+    PyObject* const code = PyType_FromSpec(&code_spec);
+    if (forward_name == nullptr || launcher == nullptr || call == nullptr || door == nullptr || code == nullptr) return nullptr;
     launcher_type = reinterpret_cast<PyTypeObject*>(launcher);
     call_type = reinterpret_cast<PyTypeObject*>(call);
-    return Py_BuildValue("NNN", launcher, call, door);
+    code_type = reinterpret_cast<PyTypeObject*>(code);
+    return Py_BuildValue("NNNN", launcher, call, door, code);
 }
 
 }  // namespace fp

@@ -188,9 +188,13 @@ def test_only_what_may_change_is_read_at_each_call() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.activation(nn.functional.gelu(self.layer(x)).view(x.shape))
 
-    assert not surroundings.readers(nn.Sequential(nn.Linear(4, 4), nn.GELU()))
-    (read,) = surroundings.readers(Model())
-    assert read() is Model.forward
+    for model in (nn.Sequential(nn.Linear(4, 4), nn.GELU()), Model()):
+        around = surroundings.Surroundings(model)
+        assert not around.readers
+        assert not around.settings
+    assert [read() for (kind, _), read in around.methods.items() if kind is Model] == [Model.forward]
+    noted = {name for entries, names in around.spaces.values() for name in names if entries is vars(nn.functional)}
+    assert {"gelu", "linear"} <= noted
 
 
 class Counts(nn.Module):
