@@ -128,7 +128,7 @@ struct Lanes<Moments<T>, Width> {
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) {
                 const T difference = panel[i][lane] - center[lane];
-                spread[lane] += difference * difference;
+                spread[lane] = fma(difference, difference, spread[lane]);
             }
         }
 #pragma omp simd
