@@ -22,14 +22,14 @@ CPU_FLAGS = (
     "-std=c++17",
     "-fno-math-errno",  # nobody reads errno, and without it calls of math functions become instructions
     "-fno-trapping-math",  # nobody unmasks floating-point traps
-    "-ffp-contract=fast",  # a*b+c in one rounding, as nvcc does; the one liberty taken with IEEE results
+    "-ffp-contract=off",  # each operator rounds, in every kernel that computes it; one rounding for two is written: fp::fma
     # GCC takes half a register of AVX-512 for most of Intel's processors; elsewhere it means nothing.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 # No -O: it is for the host's part alone, which only launches; the device's part is optimised as far as it goes without.
 CUDA_FLAGS = (
     "-std=c++17",
-    "--fmad=true",
+    "--fmad=false",  # as -ffp-contract=off above
     "--expt-relaxed-constexpr",
     "--split-compile=0",  # functions side by side on all CPUs; what comes out is the same
     # The guard of a header of libstdc++: C++17's special functions, which nothing uses, are a third of what an empty unit

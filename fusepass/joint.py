@@ -5,7 +5,7 @@ cost nothing to compute again in backward. Three kinds of operators hide that fr
 here. Losses and gradients of functions are operators of their own, which it takes for calls of a library: it is told which are fused. A
 normalisation, a softmax or its logarithm, is not computed again, as its statistics would be found again; but its result is a function of
 elements once these are known, and they are small: so that function stands in the place of a result that only fused operators read. Places of
-maxima of pools are saved as those in their windows, which are small numbers. What is stored anyway costs nothing to save, but to read: where
+maxima of pools are saved as those in their windows, which are small numbers. What is compared with another value is saved, too (`compared`). What is stored anyway costs nothing to save, but to read: where
 backward has at hand what it is made of, it makes it again. And of some values, such as what was pooled, backward asks for the shape alone: these
 are not saved for that.
 """
@@ -29,6 +29,7 @@ from torch._ops import OpOverload
 
 from fusepass.apart import replaced
 from fusepass.codegen.lowering import registry
+from fusepass.compared import is_saved, save_compared
 from fusepass.corrections import correct
 from fusepass.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
@@ -82,6 +83,7 @@ def minimum_cut(
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
     split_dropout(joint.graph)  # not earlier: equal draws are two
+    save_compared(joint.graph, num_fwd_outputs)
     make_again(joint.graph)
     note_rounded(joint.graph)  # of both halves: backward decides by what forward computes
     kinds = _kinds(joint.graph)
@@ -195,7 +197,7 @@ def make_again(graph: fx.Graph) -> None:
     for node in reversed(order):  # what only backward asks for, such as a sign, is made there
         if node.op == "call_function" and node.users and later.issuperset(node.users):
             later.add(node)
-    for node in [node for node in order if _is_quick(node) and node not in backward]:
+    for node in [node for node in order if _is_quick(node) and node not in backward and not is_saved(node)]:
         readers = [user for user in node.users if user in later and _is_fused(user)]
         if not readers or all(map(_is_fused, node.users)):
             continue

@@ -31,7 +31,9 @@ from fusepass.codegen.ir.program import Kernel
 Need = Axis | Stat | Prefix
 
 _WORD = 4  # bytes of a register
-_SIMPLE = frozenset({Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})  # an instruction or two
+_SIMPLE = frozenset(
+    {Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.TERM, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM}
+)  # an instruction or two
 
 
 class Dataflow:

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Reduction
 
 _NARROW = (DType.F16, DType.BF16)
 _KEEPING = frozenset(
-    {Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.RECIPROCAL, Op.SQRT, Op.RSQRT, Op.MAXIMUM, Op.MINIMUM}
+    {Op.MUL, Op.TERM, Op.DIV, Op.NEG, Op.ABS, Op.RECIPROCAL, Op.SQRT, Op.RSQRT, Op.MAXIMUM, Op.MINIMUM}
 )  # the relative error of an operand
 _POSITIVE = frozenset({Op.EXP, Op.EXP2, Op.SIGMOID, Op.NORMAL_CDF, Op.ABS, Op.SQRT, Op.RSQRT})
 _UP, _DOWN = 1, -1  # never below 0, never above
@@ -129,7 +129,7 @@ class _Search:
                 return sides[0]
             case Op.NEG:
                 return _opposite(sides[0])
-            case Op.MUL | Op.DIV:
+            case Op.MUL | Op.TERM | Op.DIV:
                 return frozenset(a * b for a in sides[0] for b in sides[1])
             case Op.ADD:
                 return sides[0] & sides[1]

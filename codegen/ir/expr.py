@@ -182,7 +182,7 @@ def _keeps_truths(node: Expr) -> bool:
     match node:
         case Apply(dtype=DType.BOOL) | Load() | Gather() | Const() | Position():
             return True
-        case Apply(Op.CAST | Op.ADD | Op.SUB | Op.MUL, args):
+        case Apply(Op.CAST | Op.ADD | Op.SUB | Op.MUL | Op.TERM, args):
             return not any(arg.dtype is DType.BOOL for arg in args)
         case Apply(Op.WHERE, (_, *chosen)):  # between literals it may be the condition, as a number
             return not any(isinstance(arg, Const) or arg.dtype is DType.BOOL for arg in chosen)

@@ -82,13 +82,28 @@ class Op(enum.Enum):
     SIGMOID = "sigmoid"
     RANDOM = "random"  # number in (0, 1], of a seed, an offset, the number of an element, threads and width; see `fusepass.codegen.ir.random`
     UNIFORM = "uniform"  # the same of a seed, an offset, a sequence, a call in it and which of the numbers of that
+    TERM = "term"  # a * b, of one operator with the sum that it is a term of: both round once
     RESCALE = (
         "rescale"  # a * b, where b is a power of two, and 1 but where a * b is near an end of the range of numbers
     )
 
 
 CHEAP = frozenset(
-    {Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST, Op.RESCALE}
+    {
+        Op.ADD,
+        Op.SUB,
+        Op.MUL,
+        Op.NEG,
+        Op.ABS,
+        Op.MAXIMUM,
+        Op.MINIMUM,
+        Op.FMAX,
+        Op.FMIN,
+        Op.WHERE,
+        Op.CAST,
+        Op.RESCALE,
+        Op.TERM,
+    }
     | {Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT}
 )
 """Operations of an instruction or two."""

@@ -80,3 +80,25 @@ def _arange(call: Call, *ends: float, **unused: Any) -> Tensor:
         return builder.cast(builder.apply(Op.ADD, moved, builder.const(start, DType.F64)), target.compute)
 
     return context.tensor(call.value.shape, target, at)
+
+
+@lowers(aten.linspace.default)
+def _linspace(call: Call, start: float, end: float, steps: int, **unused: Any) -> Tensor:
+    """From both ends towards the middle as PyTorch's kernels, which round each number once."""
+    context, builder, dtype = call.context, call.context.builder, dtype_of(call.value.dtype)
+    if dtype not in (DType.F32, DType.F64):
+        raise Unsupported("steps of a type of few digits, or of whole numbers")
+    first, last = (torch.tensor(each, dtype=call.value.dtype) for each in (start, end))
+    step = builder.const(float((last - first) / max(steps - 1, 1)), dtype)
+
+    def away(edge: torch.Tensor, count: Index) -> Expr:
+        term = builder.apply(Op.TERM, builder.cast(builder.position(count), dtype), step)
+        return builder.apply(Op.ADD, builder.const(float(edge), dtype), term)
+
+    def at(c: Coordinates) -> Expr:
+        near = builder.apply(
+            Op.LT, builder.position(c[0]), builder.const(max(steps // 2, 1), DType.I64), dtype=DType.BOOL
+        )
+        return builder.apply(Op.WHERE, near, away(first, c[0]), away(last, c[0] + (1 - steps)))
+
+    return context.tensor(call.value.shape, dtype, at)

@@ -61,7 +61,7 @@ def depthwise_value(builder: Builder, what: Depthwise, result: Buffer, place: Se
     x = builder.load(source.name, linear([sample, of, *places], source.strides), source.dtype)
     weights = [of, channel % copies] if what.of.transposed else [channel, channel * 0]
     w = builder.load(weight.name, linear([*weights, *taps], weight.strides), weight.dtype)
-    product = builder.apply(Op.MUL, builder.cast(x, dtype), builder.cast(w, dtype))
+    product = builder.apply(Op.TERM, builder.cast(x, dtype), builder.cast(w, dtype))
     inside = within((*places, *taps), (*source.shape[2:], *weight.shape[2:]))
     total = builder.window(ReduceOp.SUM, points, builder.masked(inside, product, builder.const(0.0, dtype)))
     return builder.cast(total, result.dtype)

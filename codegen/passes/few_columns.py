@@ -39,7 +39,7 @@ def sums_of_rows(kernel: Kernel, builder: Builder) -> Kernel | None:
                 _element(builder, product, *side, axis_index(term))
                 for side in ((product.left, place), (product.right, Index(n)))
             )
-            sums.append(Reduction(name, ReduceOp.SUM, (builder.apply(Op.MUL, *terms),), DType.F32))
+            sums.append(Reduction(name, ReduceOp.SUM, (builder.apply(Op.TERM, *terms),), DType.F32))
             at = {pieces: Index(), batch: Index(), rows: place, columns: Index(n)}
             stores += [_store_at(builder, store, at, product.name, name) for store in kernel.stores]
     return replace(

@@ -91,7 +91,7 @@ def few_results_value(builder: Builder, what: FewResults, result: Buffer, axes: 
     w = builder.load(weight.name, linear([*between, *taps], weight.strides), weight.dtype)
     zero = builder.const(0.0, dtype)
     there = builder.masked(within(places, source.shape[2:]), builder.cast(x, dtype), zero)
-    product = builder.apply(Op.MUL, there, builder.cast(w, dtype))
+    product = builder.apply(Op.TERM, there, builder.cast(w, dtype))
     taken = builder.masked(within(taps, weight.shape[2:]), product, zero)
     return builder.cast(builder.window(ReduceOp.SUM, (channel, *points), taken), result.dtype)
 

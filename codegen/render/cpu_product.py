@@ -42,7 +42,7 @@ class ProductWriter(KernelWriter):
         )
         scope.lines.append(f"double {total} = 0.0;")
         head = f"for ({self.index_type} {term.name} = {first}, {end} = {last}; {term.name} < {end}; ++{term.name})"
-        scope.lines += block(head, [*inside.lines, f"{total} += {' * '.join(factors)};"])
+        scope.lines += block(head, [*inside.lines, f"{total} = fp::fma({', '.join(factors)}, {total});"])
         for node in self.kernel.nodes:
             if isinstance(node, Stat):
                 scope.bind(node, f"float({total})")

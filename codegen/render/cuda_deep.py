@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.deep import STAGES, exchanged_bytes, keeps_weights
 from fusepass.errors import RenderError
 
@@ -121,8 +121,8 @@ class DeepPatches:
             for constant in each.constants:
                 scope.bind(as_used(each.value, constant), f"{held}[{f'{point} + ' if kept else ''}{number}]")
                 number += 1
-            value = scope.value(each.value)
-            push = [*scope.lines, f"{total}[{tiles.result()}].push({bare(value)});"]
+            value = scope.pushed(each.value)
+            push = [*scope.lines, f"{total}[{tiles.result()}].{value};"]
             condition = inner.condition(each.taken)
             pushes += push if condition == "true" else block(f"if ({condition})", push)
         body = loop(taps[1], across.size, [*mine, *inner.lines, *loop(frame.v, plan.width, pushes)])

@@ -80,7 +80,7 @@ class _Definition:
         lines = [
             f"const float $number = {' && '.join(real)} ? {x} : 0.0f;",
             f"const auto* const $weight = {writer.pointers[weight.name]} + ({' + '.join(weights)}{writer.group_weights});",
-            *self._each(f"$plain[$row] += $number * {factor};"),
+            *self._each(f"$plain[$row] = fp::fma($number, {factor}, $plain[$row]);"),
         ]
         for head, before in reversed(levels):
             lines = [_ONCE, *block(head, [*before, *lines])]

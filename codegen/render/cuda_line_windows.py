@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_patch_tiles import loop, times
 from fusepass.codegen.render.cuda_sliding import line as line_of
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.errors import RenderError
 
 
@@ -189,5 +189,5 @@ class LineWindows:
             lanes.bind(load, f"{name}[{frame.v}]")
         for load, text in fixed:
             lanes.bind(load, text)
-        value = bare(lanes.value(window.value))
-        return loop(frame.v, plan.width, [*lanes.lines, f"({into})[{frame.v}].push({value});"])
+        value = lanes.pushed(window.value)
+        return loop(frame.v, plan.width, [*lanes.lines, f"({into})[{frame.v}].{value};"])

@@ -232,8 +232,8 @@ class Patches:
         asked = self._tiles.element_is_there(window, plain(inner.index(number))) if window.right else "true"
         condition = inner.condition(window.right) if asked is None else asked
         before = len(inner.lines)
-        value = inner.value(window.value)
-        lines = [*inner.lines[before:], f"{into}.push({bare(value)});"]
+        value = inner.pushed(window.value)
+        lines = [*inner.lines[before:], f"{into}.{value};"]
         return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
 
     def constants(self, window: PatchWindow) -> list[tuple[Load, str]]:
@@ -268,7 +268,7 @@ def _adds_zeros(window: PatchWindow, tiles: Sequence[StagedTile]) -> bool:
     if not (window.down or window.right) or window.window.op is not ReduceOp.SUM or len(tiles) != 1:
         return False
     used = [tiles[0].used, *(as_used(window.value, load) for load in window.constants)]
-    product = isinstance(window.value, Apply) and window.value.op is Op.MUL
+    product = isinstance(window.value, Apply) and window.value.op is Op.TERM
     alone = product and {id(each) for each in children(window.value)} == {id(each) for each in used} and len(used) == 2
     points = prod(axis.size for axis in window.window.axes)
     return alone and not tiles[0].shape.run and points in _TWICE

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, Op, Position, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Position, ReduceOp, Stat, children
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_tile import Tile
-from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.printer import Scope, is_term
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
 from fusepass.codegen.schedule.plan import Walk
 
 _MANY = 24  # equal numbers are off by at most 3.9e-7 of their sum then, 4 units in the last place being 4.8e-7
@@ -116,6 +116,9 @@ def is_costly(state: State) -> bool:
 def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -> None:
     """Push the values of one vector, or of all steps at once where a push is costly and no step is left out."""
     plan, reduction = frame.schedule, state.reduction
+    if is_term(reduction.values[0]) and reduction.op is ReduceOp.SUM and not plan.overhangs:
+        _push_term(frame, lanes, state, around)
+        return
     values = [accumulated(lanes, reduction, value) for value in reduction.values]
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
@@ -142,6 +145,18 @@ def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -
         around.after_lanes.append(f"{state.element}.push_many({pushed});")
     else:
         lanes.lines.append(f"{state.element}.{_pushing(state)}({', '.join(map(bare, values))});")
+
+
+def _push_term(frame: Frame, lanes: Scope, state: State, around: Around) -> None:
+    """Push a product that is rounded with the sum: of the vector's first, where its elements are of one row."""
+    (value,) = state.reduction.values
+    if frame.vector_rows or frame.schedule.width == 1:
+        lanes.lines.append(f"{state.element}.{lanes.pushed(value)};")
+        return
+    some, factors = frame.names.numbered("some"), ", ".join(bare(lanes.value(factor)) for factor in children(value))
+    around.before_lanes.append(f"{C_TYPES[value.dtype]} {some} = {literal(Const(0.0, value.dtype))};")
+    lanes.lines.append(f"{some} = fp::fma({factors}, {some});")
+    around.after_lanes.append(f"{state.element}.push({some});")
 
 
 def _pushing(state: State) -> str:

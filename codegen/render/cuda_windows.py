@@ -12,7 +12,7 @@ from fusepass.codegen.ir.neighbours import Points, Stretch, points, stretches
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_loads import Ahead, declare_one, load_one, needed
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
+from fusepass.codegen.render.spelling import C_TYPES, block, literal
 
 
 def vector_windows(frame: Frame, step: Scope, lanes: Scope, roots: Sequence[Expr], known: Collection[Expr]) -> None:
@@ -61,7 +61,7 @@ def _window(frame: Frame, step: Scope, node: Window, ahead: Sequence[Ahead]) -> 
     lanes.define_axis(frame.lane, frame.v)
     for each in ahead:
         lanes.bind(each.load, f"{each.name}[{frame.v}]")
-    lanes.lines.append(f"{state}[{frame.v}].push({bare(lanes.value(node.value))});")
+    lanes.lines += lanes.pushing(node.value, f"{state}[{frame.v}]")
     inner.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
     _close(frame, scopes, node.axes, variables)
     return f"{state}[{frame.v}].part<0>()"
@@ -84,7 +84,8 @@ def _neighbours(frame: Frame, step: Scope, node: Window, found: Points, together
     for each in together:
         _load_stretch(frame, inner, each)
     for lanes in found:
-        inner.lines += [f"{state}[{number}].push({bare(inner.value(value))});" for number, value in enumerate(lanes)]
+        for number, value in enumerate(lanes):
+            inner.lines += inner.pushing(value, f"{state}[{number}]")
     _close(frame, scopes, outer, variables)
     return f"{state}[{frame.v}].part<0>()"
 

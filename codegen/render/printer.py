@@ -49,6 +49,11 @@ _WITH_FEW_DIGITS = (
 )  # have a function that is good to few digits
 
 
+def is_term(node: Expr) -> bool:
+    """Whether `node` is a product that is rounded with the sum that it is a term of."""
+    return isinstance(node, Apply) and node.op is Op.TERM
+
+
 class Printer:
     """What the scopes of one kernel share: names, what each expression needs, and how often it is used."""
 
@@ -265,6 +270,10 @@ class Scope:
             case Position(index, dtype):
                 return f"{C_TYPES[dtype]}({self.index(index)}{self._moved})"
             case Apply(op, args, dtype):
+                if op is Op.ADD and (term := next(filter(is_term, reversed(args)), None)) is not None:
+                    (other,) = [arg for arg in args if arg is not term] or [term]
+                    texts = [self.value(each) for each in (*children(term), other)]
+                    return f"fp::fma({', '.join(map(bare, texts))})"
                 texts = [self.value(arg) for arg in args]
                 if op is Op.DIV and dtype is DType.F32 and (function := self._division(node)):
                     return f"{function}({', '.join(map(bare, texts))})"
@@ -346,6 +355,20 @@ class Scope:
         self._values[id(node)] = name
         return name
 
+    def pushed(self, value: Expr) -> str:
+        """The call that gives a reduction's state `value`; a term of a sum in one rounding."""
+        if is_term(value):
+            return f"push_product({', '.join(bare(self.value(factor)) for factor in children(value))})"
+        return f"push({bare(self.value(value))})"
+
+    def pushing(self, value: Expr, state: str) -> list[str]:
+        """The statements that do so, for what begins in this scope; a term that a condition keeps out of a sum is not there."""
+        if not (isinstance(value, Masked) and is_term(value.value) and isinstance(value.other, Const)):
+            return [f"{state}.{self.pushed(value)};"]
+        condition, inner = self.condition(value.mask), self.child(conditional=True)
+        call = inner.pushed(value.value)
+        return block(f"if ({condition})", [*inner.lines, f"{state}.{call};"])
+
     def _window(self, node: Window) -> str:
         state = self.printer.names.numbered(node.op.value.lower())
         variables = [self.printer.names.numbered(axis.name) for axis in node.axes]
@@ -355,8 +378,7 @@ class Scope:
             scopes[-1].define_axis(axis, variable)
         inner = scopes[-1]
         vectors = self._load_window_vectors(node, scopes[-2], inner, variables[-1])
-        value = inner.value(node.value)
-        inner.lines.append(f"{state}.push({bare(value)});")
+        inner.lines += inner.pushing(node.value, state)
         few = prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW
         self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
         for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):

@@ -28,6 +28,7 @@ INFIX = {
     Op.ADD: "+",
     Op.SUB: "-",
     Op.MUL: "*",
+    Op.TERM: "*",
     Op.RESCALE: "*",
     Op.DIV: "/",
     Op.EQ: "==",

@@ -1,6 +1,7 @@
-// What every generated kernel needs first: function qualifiers, the extreme values of element types, and the bits of a float.
+// What every generated kernel needs first: function qualifiers, the extreme values of element types, the bits of a float, and what rounds once.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -39,5 +40,19 @@ FP_FN std::int32_t bits_of(float value) {
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
 }
+
+// a * b + c, in one rounding where that is an instruction. For sums of products inside of one operator: of two operators each rounds, wherever
+// they are computed, and compilers are told to make no such instruction of their own (codegen/toolchain.py).
+template <typename T>
+FP_FN T fma(T a, T b, T c) {
+    return T(a * b + c);
+}
+
+#if defined(__CUDACC__) || defined(__FP_FAST_FMAF)
+FP_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+#endif
+#if defined(__CUDACC__) || defined(__FP_FAST_FMA)
+FP_FN double fma(double a, double b, double c) { return ::fma(a, b, c); }
+#endif
 
 }  // namespace fp

@@ -125,7 +125,7 @@ template <int T, int Half>
 __device__ __forceinline__ bool all_finite(const float (&sums)[T][Half]) {
     float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
 #pragma unroll
-    for (int i = 0; i < T * Half; ++i) zeros[i % 4] += sums[i / Half][i % Half] * 0.0f;
+    for (int i = 0; i < T * Half; ++i) zeros[i % 4] = fma(sums[i / Half][i % Half], 0.0f, zeros[i % 4]);
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 

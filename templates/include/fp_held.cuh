@@ -175,7 +175,10 @@ struct HeldPairs {
         }
         if constexpr (Parts == 2) {
 #pragma unroll
-            for (int i = 0; i < count * 4; ++i) sums[i / 4 / together][group + i / 4 % together][i % 4] += crossed[i / 4][i % 4] * low_part;
+            for (int i = 0; i < count * 4; ++i) {
+                float& sum = sums[i / 4 / together][group + i / 4 % together][i % 4];
+                sum = fma(crossed[i / 4][i % 4], low_part, sum);
+            }
         }
     }
 
@@ -259,11 +262,11 @@ struct HeldStates<Moments<T>, Count> {
             for (int i = 0; i < Each; ++i) {
                 const T distance = Whole || real >> i & 1 ? values[k][i] - from : T(0);
                 sums[i % 2] += distance;
-                squared[i % 2] += distance * distance;
+                squared[i % 2] = fma(distance, distance, squared[i % 2]);
             }
             const T sum = sums[0] + sums[1], step = sum * one_of;
             means[k] = Whole || real ? from + step : means[k];
-            squares[k] += squared[0] + squared[1] - sum * step;
+            squares[k] += fma(-sum, step, squared[0] + squared[1]);
         }
     }
 

@@ -130,7 +130,7 @@ struct Lanes<Moments<T>, Width> {
             for (int lane = 0; lane < Width; ++lane) {
                 const T difference = panel[i][lane] - center[lane];
                 off[lane] += difference;
-                spread[lane] += difference * difference;
+                spread[lane] = fma(difference, difference, spread[lane]);
             }
         }
         // Chan, Golub and LeVeque 1983: the sum of the differences from a rounded mean says how far off it is.

@@ -281,7 +281,7 @@ __device__ __forceinline__ float plain_sum(
 {
     float sum = 0.0f;
 #pragma unroll 1
-    for (int64_t k = first; k < last; ++k) sum += cast<float>(left[L::place(row, k)]) * cast<float>(right[R::place(column, k)]);
+    for (int64_t k = first; k < last; ++k) sum = fma(cast<float>(left[L::place(row, k)]), cast<float>(right[R::place(column, k)]), sum);
     return sum;
 }
 

@@ -63,7 +63,7 @@ __device__ __forceinline__ void merge_into(State& state, const State& other) {
 __device__ __forceinline__ void merge_into(Moments<float>& state, const Moments<float>& other) {
     const float all = state.count + other.count, difference = other.mean - state.mean;
     const float step = difference * (all > 0.0f ? __fdividef(other.count, all) : 0.0f);
-    state.m2 += other.m2 + (difference * state.count) * step;
+    state.m2 += fma(difference * state.count, step, other.m2);
     state.mean = state.count > 0.0f ? state.mean + step : other.mean;
     state.count = all;
 }
@@ -137,7 +137,7 @@ __device__ __forceinline__ void merge_lanes(Moments<T>& state) {
         const bool some = state.count > T(0);
         const T mean = first + sum_lanes<Lanes>(some ? (state.mean - first) * (state.count / all) : T(0));
         const T difference = some ? state.mean - mean : T(0);
-        state.m2 = sum_lanes<Lanes>(state.m2 + (difference * state.count) * difference);
+        state.m2 = sum_lanes<Lanes>(fma(difference * state.count, difference, state.m2));
         state.mean = mean;
         state.count = all;
     }

@@ -102,14 +102,14 @@ __device__ __forceinline__ Moments<T> moments_of_row(const Share& share) {
     for (int i = 0; i < share.count; ++i) {
         const T difference = Whole || share.is_real(i) ? share.values[i] - mean : T(0);
         offs[i % chains] += difference;
-        squares[i % chains] += difference * difference;
+        squares[i % chains] = fma(difference, difference, squares[i % chains]);
     }
     const T off = sum_of_row<Share>(sum_by_halves<0, chains>(offs));
     const T shift = off * one_of;
     Moments<T> state;
     state.count = total;
     state.mean = mean + shift;
-    state.m2 = maximum(sum_of_row<Share>(sum_by_halves<0, chains>(squares)) - off * shift, T(0));
+    state.m2 = maximum(fma(-off, shift, sum_of_row<Share>(sum_by_halves<0, chains>(squares))), T(0));
     return state;
 }
 
@@ -221,7 +221,7 @@ struct OwnRow<Moments<T>> {
 #pragma unroll
         for (int i = 0; i < all; ++i) {
             sum += differences[i];
-            square += differences[i] * differences[i];
+            square = fma(differences[i], differences[i], square);
         }
         total += sum;
         squares += square;
@@ -232,7 +232,7 @@ struct OwnRow<Moments<T>> {
         Moments<T> state;
         state.count = count;
         state.mean = count > T(0) ? first + mean : T(0);
-        state.m2 = maximum(squares - total * mean, T(0));
+        state.m2 = maximum(fma(-total, mean, squares), T(0));
         return state;
     }
 };
@@ -306,8 +306,8 @@ struct OwnStates<Moments<T>, Count> {
 #pragma unroll
         for (int k = 0; k < Count; ++k) {
             const T value = real ? values[k] : means[k], difference = value - means[k];
-            means[k] += difference * one_of;
-            squares[k] += difference * (value - means[k]);
+            means[k] = fma(difference, one_of, means[k]);
+            squares[k] = fma(difference, value - means[k], squares[k]);
         }
     }
 
@@ -322,8 +322,8 @@ struct OwnStates<Moments<T>, Count> {
             const T mean = exchanged(is_upper, means[k], means[k + Half], mask);
             const T square = exchanged(is_upper, squares[k], squares[k + Half], mask);
             const T difference = mean - means[k];
-            squares[k] += square + (difference * weight) * difference;
-            means[k] += difference * share;
+            squares[k] += fma(difference * weight, difference, square);
+            means[k] = fma(difference, share, means[k]);
         }
         count = all;
     }

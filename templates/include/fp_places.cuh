@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_places_exactly(
         add_chains<T, U>(both, taps, many ? first + U : first, last, t, inputs, weights, step);
 #pragma unroll
         for (int j = 0; j < side * Half; ++j) {
-            sums[t + j / Half][j % Half] = both[j / Half][Half + j % Half] + both[j / Half][j % Half] * low_part;
+            sums[t + j / Half][j % Half] = fma(both[j / Half][j % Half], low_part, both[j / Half][Half + j % Half]);
         }
     }
 }

@@ -151,7 +151,7 @@ __device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) zeros[i] += sums[m][n][i] * 0.0f;
+            for (int i = 0; i < 4; ++i) zeros[i] = fma(sums[m][n][i], 0.0f, zeros[i]);
         }
     }
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;

@@ -108,7 +108,7 @@ FP_FN void differences_in(std::int64_t count, const T* values, T from, T& sum, T
         for (int k = 0; k < Width; ++k) {
             const T difference = values[i + k] - from;
             sums[k] += difference;
-            second[k] += difference * difference;
+            second[k] = fma(difference, difference, second[k]);
         }
     }
     const int rest = int(count - whole);
@@ -116,7 +116,7 @@ FP_FN void differences_in(std::int64_t count, const T* values, T from, T& sum, T
     for (int k = 0; k < rest; ++k) {
         const T difference = values[whole + k] - from;
         sums[k] += difference;
-        second[k] += difference * difference;
+        second[k] = fma(difference, difference, second[k]);
     }
     const auto add = [](T a, T b) { return T(a + b); };
     sum = combined(sums, add);

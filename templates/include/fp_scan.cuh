@@ -21,7 +21,7 @@ __device__ __forceinline__ Softmax<T> joined(const Softmax<T>& first, const Soft
     const bool stays = first.value >= second.value;
     const T fall = (stays ? second.value : first.value) - all.value;
     const T factor = fall > T(-100) ? Softmax<T, std::is_same_v<T, float>>::power(fall) : T(0);
-    all.total = (stays ? first.total : second.total) + (stays ? second.total : first.total) * factor;
+    all.total = fma(stays ? second.total : first.total, factor, stays ? first.total : second.total);
     return all;
 }
 

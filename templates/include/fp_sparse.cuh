@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_runs(
     if constexpr (Parts == 2) {
         await_products<0>();
 #pragma unroll
-        for (int i = 0; i < Columns / 2; ++i) sums[i] += crossed[i] * low_part;
+        for (int i = 0; i < Columns / 2; ++i) sums[i] = fma(crossed[i], low_part, sums[i]);
     }
 }
 

@@ -26,6 +26,8 @@ struct Sum {
 
     FP_FN void push(T value) { total += value; }
 
+    FP_FN void push_product(T a, T b) { total = fma(a, b, total); }  // rounds once
+
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
         T sum = values[0];
@@ -49,6 +51,8 @@ struct LongSum {
     T lost = T(0);
 
     static FP_FN T none() { return T(0); }
+
+    FP_FN void push_product(T a, T b) { push(a * b); }
 
     FP_FN void push(T value) {
         const T corrected = value - lost;
@@ -84,11 +88,9 @@ struct PairedSum {
 
     static FP_FN T none() { return T(0); }
 
-    FP_FN void push(T value) {
-        const T next = other + value;
-        other = total;
-        total = next;
-    }
+    FP_FN void push(T value) { step(other + value); }
+
+    FP_FN void push_product(T a, T b) { step(fma(a, b, other)); }
 
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
@@ -105,6 +107,12 @@ struct PairedSum {
     template <int I>
     FP_FN T part() const {
         return total + other;
+    }
+
+private:
+    FP_FN void step(T next) {
+        other = total;
+        total = next;
     }
 };
 
@@ -254,7 +262,7 @@ struct Moments {
         count += T(1);
         const T difference = value - mean;
         mean += difference / count;
-        m2 += difference * (value - mean);
+        m2 = fma(difference, value - mean, m2);
     }
 
     template <int N>
@@ -262,7 +270,7 @@ struct Moments {
         Moments block;
         block.count = T(N);
         block.mean = sum_by_halves<0, N>(values) * (T(1) / T(N));
-        for (int i = 0; i < N; ++i) block.m2 += (values[i] - block.mean) * (values[i] - block.mean);
+        for (int i = 0; i < N; ++i) block.m2 = fma(values[i] - block.mean, values[i] - block.mean, block.m2);
         merge(block);
     }
 
@@ -270,7 +278,7 @@ struct Moments {
         const T all = count + other.count;
         const T difference = other.mean - mean;
         const T step = difference * (all > T(0) ? other.count / all : T(0));
-        m2 += other.m2 + (difference * count) * step;  // in this order nothing overflows before it is scaled down
+        m2 += fma(difference * count, step, other.m2);  // in this order nothing overflows before it is scaled down
         mean += step;
         count = all;
     }
@@ -353,7 +361,7 @@ struct Softmax {
 
     FP_FN void merge(const Softmax& other) {
         raise(other.value);
-        total += other.total * exp(other.value - shift(value));
+        total = fma(other.total, exp(other.value - shift(value)), total);
     }
 
     template <int I>

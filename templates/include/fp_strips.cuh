@@ -26,7 +26,7 @@ struct FirstMoments {
         for (int i = 0; i < N; ++i) {
             const T difference = values[i] - first;
             total += difference;
-            squares += difference * difference;
+            squares = fma(difference, difference, squares);
         }
     }
 
@@ -35,7 +35,7 @@ struct FirstMoments {
         const T off = count > T(0) ? total / count : T(0);
         result.count = count;
         result.mean = first + off;
-        result.m2 = squares - total * off;
+        result.m2 = fma(-total, off, squares);
         return result;
     }
 };
@@ -87,7 +87,7 @@ struct Merging<FirstMoments<T>> {
     static FP_FN Sum seen(const Shown& shown, int count) { return powers(double(count), double(shown.mean), double(shown.m2)); }
     static FP_FN Result result(const Sum& sum, int count) {
         Result moments;
-        const double mean = sum.total / double(count), m2 = sum.squares - sum.total * mean;
+        const double mean = sum.total / double(count), m2 = fma(-sum.total, mean, sum.squares);
         moments.count = T(count);
         moments.mean = T(mean);
         moments.m2 = m2 < 0.0 ? T(0) : T(m2);
@@ -95,7 +95,7 @@ struct Merging<FirstMoments<T>> {
     }
 
 private:
-    static FP_FN Sum powers(double count, double mean, double m2) { return {count * mean, m2 + count * mean * mean}; }
+    static FP_FN Sum powers(double count, double mean, double m2) { return {count * mean, fma(count * mean, mean, m2)}; }
 };
 
 // Room for states of `Rows` rows side by side, `Parts` of each; what several threads read of one row is in different banks.

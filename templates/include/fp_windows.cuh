@@ -136,12 +136,12 @@ __device__ __forceinline__ void push_own(Moments<T>& state, const T (&values)[N]
     for (int i = 0; i < N; ++i) {
         const T difference = own.has(i) ? values[i] - one : T(0);
         sums[i % chains] += difference;
-        squares[i % chains] += difference * difference;
+        squares[i % chains] = fma(difference, difference, squares[i % chains]);
     }
     const T sum = sum_by_halves<0, chains>(sums), mean = count > T(0) ? sum / count : T(0);
     state.count = count;
     state.mean = one + mean;
-    state.m2 = maximum(sum_by_halves<0, chains>(squares) - sum * mean, T(0));
+    state.m2 = maximum(fma(-sum, mean, sum_by_halves<0, chains>(squares)), T(0));
 }
 
 // Merges what groups of Threads neighbouring threads of a block found, by halves; `states` has room for one of each thread, which the

@@ -139,6 +139,7 @@ APPLY: dict[Op, Callable[..., Any]] = {
     Op.ADD: np.add,
     Op.SUB: np.subtract,
     Op.MUL: np.multiply,
+    Op.TERM: np.multiply,
     Op.RESCALE: np.multiply,
     Op.DIV: np.divide,
     Op.FLOOR_DIV: np.floor_divide,

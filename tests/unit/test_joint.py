@@ -15,9 +15,14 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from fusepass import backend
 from fusepass.backend import Backend
+from fusepass.codegen.lowering import registry
+from fusepass.compared import _COMPARISONS
 from fusepass.compile import CompiledGraph
 from fusepass.gradients import BENDS, DECOMPOSITIONS
 from fusepass.joint import minimum_cut, partition_joint
+from fusepass.patterns.opclass import OpClass, classify
+
+aten = torch.ops.aten
 
 
 class Model(nn.Module):
@@ -143,6 +148,40 @@ def test_gradients_are_eager_s(name: str, dtype: torch.dtype) -> None:
         assert wanted is not None
         torch.testing.assert_close(got, wanted, rtol=bound, atol=bound * float(wanted.abs().max()))
     model.float()
+
+
+def _own(x: Tensor) -> Tensor:
+    v = torch.tanh(x) + x * 0.3
+    return torch.where(v == v.amax(0, keepdim=True), v * 2, v * 0.1)
+
+
+COMPARING: dict[str, Callable[[Tensor], Tensor]] = {
+    "an extreme": lambda x: torch.tanh(x).amax(0),
+    "an extreme of sums": lambda x: (x * 1.1 + x * x).amin(1),
+    "both extremes": lambda x: torch.stack(torch.aminmax(F.gelu(x), dim=0)),
+    "a norm": lambda x: torch.linalg.vector_norm(F.silu(x), float("inf"), dim=0),
+    "a comparison of its own": _own,
+    "an order": lambda x: torch.where(torch.erf(x) < torch.tanh(x * 1.1), x.exp(), x.cos()),
+    "the greater": lambda x: torch.maximum(torch.erf(x), torch.tanh(x * 1.1)),
+}
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_what_is_compared_is_not_computed_again(name: str) -> None:
+    """Forward may be PyTorch's kernels, whose last bits are others."""
+    backward = _step(COMPARING[name], torch.randn(32, 48)).before.graph
+    for node in backward.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in _COMPARISONS:
+            exact = {aten.abs.default}  # whose bits depend on nothing but those of what is saved
+            made = [each for each in node.all_input_nodes if each.op != "placeholder" and each.target not in exact]
+            made = [each for each in made if classify(each, registry) is not OpClass.VIEW]
+            assert len(node.all_input_nodes) < 2 or not made, node.format_node()
+
+
+def test_a_threshold_may_be_compared_again() -> None:
+    """A mask or a result that is made of what is at hand is not saved."""
+    backward = _step(lambda x: F.relu(x * 2) * torch.sigmoid(x), torch.randn(32, 48))
+    assert _saved(backward, torch.empty(32, 48)) == 1
 
 
 def focal(x: Tensor) -> Tensor:

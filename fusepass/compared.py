@@ -1,0 +1,68 @@
+"""Values whose bits decide: what a joint graph compares with one another is saved for backward, and not computed again."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusepass.codegen.lowering import registry
+from fusepass.patterns.opclass import OpClass, classify
+
+aten = torch.ops.aten
+
+_COMPARISONS = frozenset({aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge})
+
+
+def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
+    """Let the cut save what two values are compared in, or where only backward compares them, the values.
+
+    Forward may be the region's own operators, whichever is faster, and backward kernels: these agree but for the last bits, and a value is equal
+    to its maximum by all of them. A comparison with a number, such as a threshold, may be made again: nothing is equal to it by what it is.
+    """
+    (output,) = graph.find_nodes(op="output")
+    forward = _made_of([value for value in output.args[0][:num_fwd_outputs] if isinstance(value, fx.Node)])
+    for node in graph.nodes:
+        if not (isinstance(node.target, OpOverload) and node.target.overloadpacket in _COMPARISONS):
+            continue
+        if len(node.all_input_nodes) < 2 or any(map(_is_number, node.all_input_nodes)):
+            continue
+        for value in [node] if node in forward else _of_forward(node.all_input_nodes, forward):
+            value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def is_saved(node: fx.Node) -> bool:
+    """Whether `node` may not be computed again."""
+    return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE
+
+
+def _made_of(nodes: list[fx.Node]) -> set[fx.Node]:
+    """`nodes` and all that they are made of."""
+    seen, stack = set[fx.Node](), [*nodes]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes
+    return seen
+
+
+def _of_forward(nodes: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
+    """The values of forward that `nodes`, which are not, or views, are made of."""
+    found, seen, stack = list[fx.Node](), set[fx.Node](), [*nodes]
+    while stack:
+        node = stack.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        if node in forward and classify(node, registry) is not OpClass.VIEW:
+            found.append(node)
+        else:
+            stack += node.all_input_nodes
+    return found
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether `node` is made of no tensor."""
+    return all(each.op == "call_function" for each in _made_of([node]))
