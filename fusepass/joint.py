@@ -135,7 +135,7 @@ def normalise_again(graph: fx.Graph) -> None:
         if node.users and all(map(_is_fused, node.users)):
             writer = _Writer(graph, node)
             again = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
-            node.replace_all_uses_with(again)
+            node.replace_all_uses_with(writer.laid_out(again, node.meta["val"]))
             graph.erase_node(node)
     for node in list(graph.nodes):
         if node.target not in _SHAPES:
@@ -147,7 +147,8 @@ def normalise_again(graph: fx.Graph) -> None:
         shapes = _SHAPES[node.target](x, given) if all(isinstance(size, int) for size in x.shape) else None
         if shapes is None or not all(_is_fused(reader) for _, reader in readers):
             continue
-        again = _Writer(graph, node).normalised(shapes)
+        writer = _Writer(graph, node)
+        again = writer.laid_out(writer.normalised(shapes), node.meta["val"][0])
         for result, reader in readers:
             reader.replace_input_with(result, again)
 
@@ -168,7 +169,8 @@ def shorten_places(graph: fx.Graph) -> None:
         if not all(isinstance(size, int) for size in image) or prod(_pair(given["kernel_size"])) > 1 << 8:
             continue
         if image[-2:].numel() < 1 << 31:
-            again = _Writer(graph, places[0]).places_of_windows(node)
+            writer = _Writer(graph, places[0])
+            again = writer.laid_out(writer.places_of_windows(node), places[0].meta["val"])
             for place, reader in readers:
                 reader.replace_input_with(place, again)
 
@@ -312,6 +314,19 @@ class _Writer:
         below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, [dim], True))
         exponential = self._call(aten.exp.default, below)
         return below, exponential, self._call(aten.sum.dim_IntList, exponential, [dim], True)
+
+    def laid_out(self, made: fx.Node, value: torch.Tensor) -> fx.Node:
+        """`made`, which takes the place of `value`, with its strides: readers view it, and results are promised, as it is laid out."""
+        given = made.meta["val"]
+        assert given.shape == value.shape
+        assert given.dtype is value.dtype
+        if given.stride() == value.stride():
+            return made
+        order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+        back = [order.index(dim) for dim in range(len(order))]
+        turned = self._call(aten.permute.default, made, order)
+        copied = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        return self._call(aten.permute.default, copied, back)
 
     def shape_of(self, like: fx.Node) -> fx.Node:
         """The first numbers along dimensions that `like` has in another size, seen in the shape of `like`."""
