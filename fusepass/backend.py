@@ -12,8 +12,10 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.apart import made_concrete, tracing_apart
@@ -102,8 +104,8 @@ class Backend:
             except _Mistraced as mistraced:
                 return self._plain(graph, str(mistraced))
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant
-                if not any(map(may_write, graph.graph.nodes)):
-                    raise
+                if not (any(map(may_write, graph.graph.nodes)) and any(map(_is_number, graph.graph.nodes))):
+                    raise  # Dynamo then takes the numbers of Python's that changed nothing, such as a layer's momentum, for constants
                 return self._plain(graph, "PyTorch's tracing loses writes to a float64 tensor of no dimensions")
 
     def _plain(self, graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
@@ -136,6 +138,8 @@ class Backend:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
+        if _is_symbolic(graph) and _is_unbacked(graph):
+            return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
         specialise = partial(self.specialise, applied=applied)
         per_shape = _PerShape(graph, specialise)
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
@@ -181,6 +185,31 @@ def _alone(result: Any) -> Any:
 
 class _Mistraced(Exception):
     """AOTAutograd's graph is not what Dynamo traced; says why."""
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a value, as Dynamo traced it, is a float64 tensor of no dimensions that stands for no number of Python's."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype is not torch.float64:
+        return False
+    return node.op != "placeholder" or any(user.target != "item" for user in node.users)
+
+
+def _is_unbacked(graph: fx.GraphModule) -> bool:
+    """Whether sizes or numbers in `graph` depend on data: no arguments say what they will be."""
+    return any(
+        node.meta.get("unbacked_bindings") or _HOST & {node.target} or _depends_on_data(node.meta.get("val"))
+        for node in graph.graph.nodes
+    )
+
+
+_HOST = frozenset({torch.ops.aten._local_scalar_dense.default})
+
+
+def _depends_on_data(value: Any) -> bool:
+    return (
+        bool(free_unbacked_symbols(value)) if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat) else False
+    )
 
 
 def _is_symbolic(graph: fx.GraphModule) -> bool:

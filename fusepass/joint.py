@@ -46,7 +46,6 @@ _QUICK = frozenset({
 })  # fmt: skip
 """Functions that take less time than reading what they give."""
 
-_DIMENSIONS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 _SMALL = 8  # times as many bytes as are read instead
 
 _OF_A_SHAPE = frozenset({
@@ -143,11 +142,9 @@ def normalise_again(graph: fx.Graph) -> None:
     for node in [node for node in graph.nodes if node.target in (aten._log_softmax.default, aten._softmax.default)]:
         if node.users and all(map(_is_fused, node.users)):
             writer = _Writer(graph, node)
-            value = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
-            again = writer.laid_out(value, node.meta["val"])
-            if again is not None:
-                node.replace_all_uses_with(again)
-                graph.erase_node(node)
+            again = writer.softmax() if node.target is aten._softmax.default else writer.log_softmax()
+            node.replace_all_uses_with(writer.laid_out(again, node.meta["val"]))
+            graph.erase_node(node)
     for node in list(graph.nodes):
         if node.target not in _SHAPES:
             continue
@@ -160,7 +157,7 @@ def normalise_again(graph: fx.Graph) -> None:
             continue
         writer = _Writer(graph, node)
         again = writer.laid_out(writer.normalised(shapes), node.meta["val"][0])
-        for result, reader in readers if again is not None else ():
+        for result, reader in readers:
             reader.replace_input_with(result, again)
 
 
@@ -180,7 +177,8 @@ def shorten_places(graph: fx.Graph) -> None:
         if not all(isinstance(size, int) for size in image) or prod(_pair(given["kernel_size"])) > 1 << 8:
             continue
         if image[-2:].numel() < 1 << 31:
-            again = _Writer(graph, places[0]).places_of_windows(node)
+            writer = _Writer(graph, places[0])
+            again = writer.laid_out(writer.places_of_windows(node), places[0].meta["val"])
             for place, reader in readers:
                 reader.replace_input_with(place, again)
 
@@ -304,17 +302,6 @@ class _Writer:
                 value = self._call(target, value, self._seen(given[name], shapes.weights))
         return self._seen(self._cast(value, result.dtype), None if shapes.value is None else list(result.shape))
 
-    def laid_out(self, value: fx.Node, like: torch.Tensor) -> fx.Node | None:
-        """`value`, or a copy of it, with the strides of `like`, which readers and the caller count on; None where no copy has these."""
-        if value.meta["val"].stride() == like.stride():
-            return value
-        for memory_format in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d):
-            fits = memory_format is torch.contiguous_format or like.dim() == _DIMENSIONS[memory_format]
-            if fits and like.is_contiguous(memory_format=memory_format):
-                copy = self._call(aten.clone.default, value, memory_format=memory_format)
-                return copy if copy.meta["val"].stride() == like.stride() else None
-        return None
-
     def softmax(self) -> fx.Node:
         """``exp(x - max) / sum(exp(x - max))``, in float32 at least, in the type of the result."""
         _, exponential, total = self._exponentials()
@@ -335,6 +322,19 @@ class _Writer:
         below = self._call(aten.sub.Tensor, x, self._call(aten.amax.default, x, [dim], True))
         exponential = self._call(aten.exp.default, below)
         return below, exponential, self._call(aten.sum.dim_IntList, exponential, [dim], True)
+
+    def laid_out(self, made: fx.Node, value: torch.Tensor) -> fx.Node:
+        """`made`, which takes the place of `value`, with its strides: readers view it, and results are promised, as it is laid out."""
+        given = made.meta["val"]
+        assert given.shape == value.shape
+        assert given.dtype is value.dtype
+        if given.stride() == value.stride():
+            return made
+        order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+        back = [order.index(dim) for dim in range(len(order))]
+        turned = self._call(aten.permute.default, made, order)
+        copied = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        return self._call(aten.permute.default, copied, back)
 
     def shape_of(self, like: fx.Node) -> fx.Node:
         """The first numbers along dimensions that `like` has in another size, seen in the shape of `like`."""

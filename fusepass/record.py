@@ -116,6 +116,10 @@ class Recorder(Tracer):
     def _batch_norm(self, func: OpOverload, args: tuple[Any, ...]) -> Any:
         """Batch norm with the running statistics as results, whichever library computes it: cuDNN's has one result more."""
         x, weight, bias, mean, var, training, momentum, eps = args
+        if training:
+            for statistic in (mean, var):
+                if statistic is not None:  # the operator writes it, though its schema does not say so
+                    self._check_writable(func, statistic)
         result = func(*args)
         normalised = tuple(result[:3])
         if not training:
@@ -129,8 +133,6 @@ class Recorder(Tracer):
         if mean is None:
             self.record(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}, normalised)
             return result
-        self._check_writable(func, mean)
-        self._check_writable(func, var)
         functional = aten._native_batch_norm_legit_functional.default
         self.record(functional, (x, weight, bias, mean, var, True, momentum, eps), {}, (*normalised, mean, var))
         return result

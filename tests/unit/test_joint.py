@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusepass import backend
 from fusepass.backend import Backend
@@ -19,7 +21,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.compared import _COMPARISONS
 from fusepass.compile import CompiledGraph
 from fusepass.gradients import BENDS, DECOMPOSITIONS
-from fusepass.joint import minimum_cut, partition_joint
+from fusepass.joint import minimum_cut, normalise_again, partition_joint
 from fusepass.patterns.opclass import OpClass, classify
 
 aten = torch.ops.aten
@@ -364,3 +366,41 @@ def test_gradients_of_resampling_are_one_region(mode: str) -> None:
     x = torch.randn(16, 32, *sizes, dtype=torch.float64)  # large enough to be worth a kernel
     (work,) = _step(lambda x: F.interpolate(x, scale_factor=2, mode=mode), x).works
     assert [str(node.target) for node in work.region.nodes] == [f"aten.upsample_{mode}{rank}d_backward.default"]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(1, 2),
+    "permuted": lambda x: x.permute(2, 0, 1),
+    "expanded": lambda x: x[:, :1].expand(-1, 3, -1),
+}
+NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1).view(-1).exp(),
+    "log softmax": lambda x: F.log_softmax(x, 1) * 2,
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]).tanh(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NORMALISED)
+def test_what_is_written_out_is_laid_out_as_its_operator_lays_it(name: str, layout: str) -> None:
+    """Each operator of the rewritten graph, run by PyTorch as where its region is not built, gives the strides that the graph says."""
+    x = torch.randn(4, 6, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return NORMALISED[name](LAYOUTS[layout](x))
+
+    with FakeTensorMode() as mode:
+        graph = make_fx(function)(mode.from_tensor(x))
+    before = {node.target for node in graph.graph.nodes}
+    normalise_again(graph.graph)
+    assert {node.target for node in graph.graph.nodes} - before >= {torch.ops.aten.sub.Tensor}
+
+    class Compared(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.op == "call_function" and isinstance(result, Tensor):
+                assert result.stride() == n.meta["val"].stride(), n
+            return result
+
+    graph.recompile()
+    torch.testing.assert_close(Compared(graph).run(x), function(x))
