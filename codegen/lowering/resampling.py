@@ -207,8 +207,8 @@ def _cubic_taps(along: _Dimension, i: Index) -> Taps:
         return reduce(lambda x, y: builder.apply(Op.MUL, x, y), factors)
 
     def inner(t: Expr) -> Expr:
-        slope = builder.apply(Op.SUB, product(number(sharpness + 2), t), number(sharpness + 3))
-        return builder.apply(Op.ADD, product(slope, t, t), number(1.0))
+        slope = builder.apply(Op.ADD, builder.apply(Op.TERM, number(sharpness + 2), t), number(-sharpness - 3))
+        return builder.apply(Op.ADD, builder.apply(Op.TERM, product(slope, t), t), number(1.0))
 
     split = along.split(i)
     if split is not None:
@@ -296,7 +296,7 @@ def _interpolated(call: Call, a: Tensor, align_corners: bool, scales: Sequence[A
             if len(places) == rank:
                 return corner(places).at(c)
             taps = found[len(places)]
-            return _sum(builder, [builder.apply(Op.MUL, tap.weight, summed((*places, tap.place))) for tap in taps])
+            return _sum(builder, [builder.apply(Op.TERM, tap.weight, summed((*places, tap.place))) for tap in taps])
 
         return summed(())
 

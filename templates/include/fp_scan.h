@@ -2,6 +2,8 @@
 // arrays as the state has parts, and leaves in the place of each what all up to it give, those of earlier calls included.
 #pragma once
 
+#include <cmath>
+
 #include "fp_states.h"
 
 namespace fp {
@@ -14,15 +16,16 @@ FP_FN void take(State& state, T& value, P& other) {
     other = state.template part<1>();
 }
 
-// Of the second number nothing is read. With one exponential, as the greater maximum stays.
+// Of the second number nothing is read. With one exponential, as the greater maximum stays: libm's, as the next element waits for it, and one
+// of a vector takes longer. No value but these sums is made of it.
 template <typename T>
 FP_FN void take(Softmax<T>& state, T& value, T& total) {
     const T before = state.value;
     if (value <= before) {
-        state.total += exp(value - Softmax<T>::shift(before));
+        state.total += std::exp(value - Softmax<T>::shift(before));
     } else {
         state.value = maximum(before, value);
-        state.total = state.total * exp(before - value) + T(1);
+        state.total = state.total * std::exp(before - value) + T(1);
     }
     value = state.value;
     total = state.total;
