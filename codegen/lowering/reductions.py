@@ -208,7 +208,7 @@ def _moments(call: Call, a: Tensor, dim: Dims, correction: float, dtype: DType) 
     """
     if not dtype.is_float:
         raise Unsupported("variance of integers")
-    accumulate = dtype.compute if call.context.cuda else DType.F64
+    accumulate = DType.F64 if call.context.wide else dtype.compute
     floats = call.context.cast(call.context.cast(a, dtype), dtype.compute)
     wide = _at_least_1d(call, call.context.cast(floats, accumulate))
     dims = _dims(wide, dim)
