@@ -23,7 +23,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.source import Source
+from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.fallbacks import FallbackCounter
@@ -233,7 +233,14 @@ def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share 
     tf32 = library_rounds(work.graph, facts)
     updates = {number: write.all_input_nodes[0].name for number, write in work.updates.items()}
     program, builder = lower(
-        work.graph, work.region.name, labels, values, variant.anchor_format, tf32=tf32, updates=updates
+        work.graph,
+        work.region.name,
+        labels,
+        values,
+        variant.anchor_format,
+        tf32=tf32,
+        wide=facts.target is Target.CPU,
+        updates=updates,
     )
     converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
     return Candidate(variant, share(generate(program, builder, facts, variant.anchor, variant.arrangement)), converted)

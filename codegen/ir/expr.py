@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.ops import DIVISIONS
 from fusepass.codegen.ir.ops import Op as Op
 from fusepass.codegen.ir.ops import ReduceOp as ReduceOp
 from fusepass.codegen.ir.positions import combined
@@ -188,6 +189,14 @@ def _keeps_truths(node: Expr) -> bool:
             return not any(isinstance(arg, Const) or arg.dtype is DType.BOOL for arg in chosen)
         case _:
             return False
+
+
+def may_divide_by_zero(expr: Expr) -> bool:
+    """Whether the node itself divides an integer by one that is not known to be another than zero."""
+    if not isinstance(expr, Apply) or expr.op not in DIVISIONS or not expr.dtype.is_int:
+        return False
+    by = expr.args[1]
+    return not isinstance(by, Const) or by.value == 0
 
 
 def own_indices(expr: Expr) -> tuple[Index, ...]:

@@ -119,6 +119,10 @@ STEPS = frozenset(
 """Operations that give floating-point numbers and jump: the last bit of an operand may change the result by much."""
 
 
+DIVISIONS = frozenset({Op.FLOOR_DIV, Op.REMAINDER, Op.FMOD})
+"""Operations that of integers are an error where the divisor is zero."""
+
+
 class ReduceOp(enum.Enum):
     """How the values of a row (or window) become one. The value is the state's name in the device header.
 

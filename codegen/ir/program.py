@@ -20,7 +20,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, walk
+from fusepass.codegen.ir.expr import Expr, Gather, Load, ReduceOp, may_divide_by_zero, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.product import Product
 
@@ -272,9 +272,10 @@ class Kernel:
 
     @property
     def checks(self) -> bool:
-        """Whether places come from data, so that the kernel may find one outside of its buffer."""
+        """Whether it may find a place outside of its buffer, or an integer to divide by that is zero, because they come from data."""
         gathers = (node for node in self.nodes if isinstance(node, Gather))
-        return any(place.checked for gather in gathers for place in gather.places)
+        outside = any(place.checked for gather in gathers for place in gather.places)
+        return outside or any(map(may_divide_by_zero, self.nodes))
 
     @cached_property
     def writes(self) -> frozenset[str]:

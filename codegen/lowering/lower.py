@@ -81,6 +81,7 @@ def lower(
     anchor_format: AnchorFormat = AnchorFormat.CALLER,
     *,
     tf32: bool = False,
+    wide: bool = False,
     updates: Mapping[int, str] | None = None,
 ) -> tuple[Program, Builder]:
     """The program of a region.
@@ -92,6 +93,7 @@ def lower(
         constants: values of placeholders that are known numbers (by index into `names`' name); they get no buffer.
         anchor_format: the format that the region's convolution runs in, one of `formats.anchor_formats`.
         tf32: whether the library rounds the operands of that convolution to TF32.
+        wide: whether variances are kept in double, as eager's are on a CPU; only C++ kernels take no longer for that.
         updates: for outputs that are to be written over placeholders, by number, the names of these.
 
     Returns:
@@ -107,7 +109,7 @@ def lower(
     placeholders = lowered.graph.find_nodes(op="placeholder")
     # Decompositions describe tensors without their device.
     cuda = any(node.meta["val"].device.type == "cuda" for node in graph.graph.find_nodes(op="placeholder"))
-    context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda)
+    context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda, wide=wide)
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
     read_from: dict[str, str] = {}

@@ -140,7 +140,7 @@ def _var(call: Call, a: Tensor, dim: Dims = None, correction: float | None = Non
 def _std(call: Call, a: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
     shape, dtype = _result(call)
     _, var = _moments(call, a, dim, 1 if correction is None else correction, dtype)
-    return _finish(call, call.context.pointwise(Op.SQRT, (var,), dtype.compute), shape, dtype)
+    return _finish(call, call.context.pointwise(Op.SQRT, (var,), var.dtype), shape, dtype)
 
 
 def _counts(call: torch.fx.Node) -> bool:
@@ -202,18 +202,23 @@ def _logsumexp(call: Call, a: Tensor, dim: Dims, keepdim: bool = False) -> Tenso
 
 
 def _moments(call: Call, a: Tensor, dim: Dims, correction: float, dtype: DType) -> tuple[Tensor, Tensor]:
-    """(mean, variance) with `dim` kept. The degrees of freedom are not negative, as in PyTorch."""
-    wide = _at_least_1d(call, call.context.cast(a, dtype))
+    """(mean, variance) with `dim` kept. The degrees of freedom are not negative, as in PyTorch.
+
+    On a CPU in double, as eager: as a float the sum of squares is infinite for numbers whose variance is not.
+    """
     if not dtype.is_float:
         raise Unsupported("variance of integers")
+    accumulate = DType.F64 if call.context.wide else dtype.compute
+    floats = call.context.cast(call.context.cast(a, dtype), dtype.compute)
+    wide = _at_least_1d(call, call.context.cast(floats, accumulate))
     dims = _dims(wide, dim)
     count = prod(wide.shape[d] for d in dims)
     if count == 0:
         raise Unsupported("mean and variance of no elements")
-    mean, m2 = call.context.reduce(ReduceOp.MOMENTS, (wide,), dims, dtype.compute, call.origin)
+    mean, m2 = call.context.reduce(ReduceOp.MOMENTS, (wide,), dims, accumulate, call.origin)
     if call.context.cuda:  # eager keeps an infinity at one place of the row, which only its kernel knows
         undefined = call.context.pointwise(Op.NE, (m2, m2), DType.BOOL)
-        mean = call.context.pointwise(Op.WHERE, (undefined, m2, mean), dtype.compute)
+        mean = call.context.pointwise(Op.WHERE, (undefined, m2, mean), accumulate)
     freedom = max(count - correction, 0)
-    divisor = call.context.constant(freedom, (), dtype.compute)
-    return mean, call.context.pointwise(Op.DIV, (m2, divisor), dtype.compute)
+    divisor = call.context.constant(freedom, (), accumulate)
+    return mean, call.context.pointwise(Op.DIV, (m2, divisor), accumulate)

@@ -83,6 +83,7 @@ class Context:
     anchor_format: AnchorFormat = AnchorFormat.CALLER
     tf32: bool = False  # whether the library rounds the operands of a float32 convolution
     cuda: bool = False  # whether the region runs on a GPU
+    wide: bool = False  # whether variances are kept in double
     _made: int = 0  # axes of `axes`
 
     def axes(self, shape: Sequence[int]) -> tuple[Axis, ...]:

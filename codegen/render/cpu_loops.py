@@ -16,7 +16,7 @@ from fusepass.codegen.schedule_cpu import LEAST_PARALLEL, CpuSchedule
 SIMD = "#pragma omp simd"
 
 FAULT = "fault"
-"""The name of what receives the report of a place outside its buffer, in kernels that check places."""
+"""The name of what receives the report of a place outside its buffer, or of a division by zero, in kernels that check for them."""
 
 Body = Callable[[Scope], None]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fusepass.codegen.ir.conversions import narrowed, widened
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Load, Prefix
+from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, Prefix, ReduceOp
 from fusepass.codegen.ir.index import Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cpu_columns import points, scaled, tile
@@ -28,6 +28,16 @@ def element_types(reduction: Reduction) -> tuple[DType, ...]:
     if reduction.op.finds_place:
         return (reduction.dtype, DType.I64)
     return (reduction.dtype,) * reduction.op.arity
+
+
+def taken(reduction: Reduction) -> list[tuple[Expr, DType]]:
+    """What the state of `reduction` takes, and as which type. Moments in double take floats as they are, and less time for it."""
+    values = list(zip(reduction.values, element_types(reduction), strict=True))
+    if reduction.op is ReduceOp.MOMENTS and reduction.dtype is DType.F64:
+        (value,) = reduction.values
+        if isinstance(value, Apply) and value.op is Op.CAST and value.args[0].dtype is DType.F32:
+            return [(value.args[0], DType.F32)]
+    return values
 
 
 class RowsWriter(KernelWriter):
@@ -135,7 +145,7 @@ class RowsWriter(KernelWriter):
         return pointer if offset == "0" else f"{pointer} + {offset}"
 
     def _sweep(self, scope: Scope, phase: int, sweep: Sequence[Reduction]) -> None:
-        roots = [value for reduction in sweep for value in reduction.values]
+        roots = [value for reduction in sweep for value, _ in taken(reduction)]
         roots += [kept.node for kept, _ in self.kept.values() if kept.first == phase]
         self.printer.expect(roots)
         self.prepare(scope, roots)
@@ -143,10 +153,7 @@ class RowsWriter(KernelWriter):
 
         def tile(inner: Scope, start: str, count: int | str) -> None:
             arrays = _Arrays(self, scope, inner, start)
-            pushes = [
-                (name, [arrays.pointer(v, t) for v, t in zip(r.values, element_types(r), strict=True)])
-                for name, r in states
-            ]
+            pushes = [(name, [arrays.pointer(*value) for value in taken(r)]) for name, r in states]
             total = scaled(count, points(self.trailing))
             kept = {node: name for node, name in self.kept.values() if node.first == phase}
             arrays.widen(total, kept)

@@ -29,6 +29,7 @@ from fusepass.codegen.ir.expr import (
     Stat,
     Window,
     children,
+    may_divide_by_zero,
     walk,
     without_truths,
 )
@@ -78,7 +79,8 @@ class Printer:
         self._expected: list[Expr] = []  # the counts are by identity
         self.dataflow = Dataflow()
         self.coordinates: dict[Atom, str] = {}  # names for quotients and remainders that are an axis' position
-        self.fault = ""  # the C name of what receives the report of a place outside its buffer; none: the device traps
+        # The C name of what receives the report of a place outside its buffer, or of a division by zero; none: the device traps, or divides.
+        self.fault = ""
         self.unknown_zero = ""  # the C name of a zero for where a compiler's knowledge does harm (fp_index.h)
         self.window_vector: Callable[[Load, Axis], str | None] = lambda load, axis: None
         # The axis over the elements of a vector, where what they look up is one aligned access.
@@ -279,6 +281,8 @@ class Scope:
                     return f"{function}({', '.join(map(bare, texts))})"
                 if op in _WITH_FEW_DIGITS and id(node) in self.printer.few.nodes:
                     return f"fp::{op.value}_few({bare(texts[0])})"
+                if self.printer.fault and may_divide_by_zero(node):
+                    texts[1] = f"fp::divisor({bare(texts[1])}, {self.printer.fault})"
                 return apply_text(op, texts, dtype)
             case _:
                 raise RenderError(f"{type(node).__name__} is not a plain expression")

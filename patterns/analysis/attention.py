@@ -65,9 +65,9 @@ class Scores:
     added: tuple[Added, ...] = ()
 
     @staticmethod
-    def of(node: fx.Node) -> Scores | None:
-        """The scores that `node` is, which nobody else reads; None where it is something else."""
-        if len(node.users) != 1:
+    def of(node: Any) -> Scores | None:
+        """The scores that `node` is, which nobody else reads; None where it is something else, such as a number."""
+        if not isinstance(node, fx.Node) or len(node.users) != 1:
             return None
         if node.target in _INNER:
             return _product(node)
@@ -172,7 +172,7 @@ def _scaled(node: fx.Node, given: _Given) -> Scores | None:
 
 def _plus(node: fx.Node, given: _Given) -> Scores | None:
     first, second, alpha = given["self"], given["other"], given["alpha"]
-    if not isinstance(second, fx.Node) or not isinstance(alpha, int | float):
+    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node) or not isinstance(alpha, int | float):
         return None
     if (found := Scores.of(first)) is not None:
         return _with(found, node, second, factor=float(alpha))

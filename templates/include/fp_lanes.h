@@ -107,28 +107,31 @@ struct Lanes<Moments<T>, Width> {
     alignas(64) Wide<T> mean[Width] = {};
     alignas(64) Wide<T> m2[Width] = {};
 
-    FP_FN void push(std::int64_t count, const T (*panel)[Width]) {
-        const T share = T(1) / T(count);
+    template <typename E>  // moments of doubles take floats, too
+    FP_FN void push(std::int64_t count, const E (*panel)[Width]) {
+        const E share = E(1) / E(count);
         // All lanes have the same counts, so the quotients of Moments::merge are the same, too.
         const Wide<T> ratio = Wide<T>(count) / Wide<T>(seen + count);
         const Wide<T> before = Wide<T>(seen);
-        alignas(64) T center[Width] = {};
-        alignas(64) T spread[Width] = {};
-        alignas(64) T off[Width] = {};
+        alignas(64) E center[Width] = {};
+        alignas(64) E spread[Width] = {};
+        alignas(64) E off[Width] = {};
+        alignas(64) Wide<T> middle[Width];
+        alignas(64) Wide<T> squares[Width];
         for (std::int64_t i = 1; i < count - 1; ++i) {  // from the first on: equal numbers have exactly their mean
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) center[lane] += panel[i][lane] - panel[0][lane];
         }
 #pragma omp simd
         for (int lane = 0; lane < Width; ++lane) {
-            const T others = center[lane];  // an infinity among them makes NaN, as in PyTorch, whose mean moves on from it
-            const T all = count > 1 ? others + (panel[count - 1][lane] - panel[0][lane]) : T(0);
+            const E others = center[lane];  // an infinity among them makes NaN, as in PyTorch, whose mean moves on from it
+            const E all = count > 1 ? others + (panel[count - 1][lane] - panel[0][lane]) : E(0);
             center[lane] = panel[0][lane] + (all * share + (others - others));
         }
         for (std::int64_t i = 0; i < count; ++i) {
 #pragma omp simd
             for (int lane = 0; lane < Width; ++lane) {
-                const T difference = panel[i][lane] - center[lane];
+                const E difference = panel[i][lane] - center[lane];
                 off[lane] += difference;
                 spread[lane] = fma(difference, difference, spread[lane]);
             }
@@ -137,11 +140,23 @@ struct Lanes<Moments<T>, Width> {
 #pragma omp simd
         for (int lane = 0; lane < Width; ++lane) {
             const Wide<T> beside = Wide<T>(off[lane]) / Wide<T>(count);
-            const Wide<T> middle = Wide<T>(center[lane]) + (beside - beside == 0 ? beside : Wide<T>(0));
-            const Wide<T> difference = middle - mean[lane];
+            middle[lane] = Wide<T>(center[lane]) + (beside - beside == 0 ? beside : Wide<T>(0));
+            squares[lane] = Wide<T>(spread[lane]) - Wide<T>(off[lane]) * beside;
+        }
+        if constexpr (sizeof(E) < sizeof(T)) {
+            for (int lane = 0; lane < Width; ++lane) {
+                if (spread[lane] - spread[lane] == 0) continue;
+                const Moments<double> exact = moments_in_double(count, panel[0] + lane, Width);
+                middle[lane] = exact.mean;
+                squares[lane] = exact.m2;
+            }
+        }
+#pragma omp simd
+        for (int lane = 0; lane < Width; ++lane) {
+            const Wide<T> difference = middle[lane] - mean[lane];
             const Wide<T> step = difference * ratio;
             mean[lane] += step;
-            m2[lane] += Wide<T>(spread[lane]) - Wide<T>(off[lane]) * beside + (difference * before) * step;
+            m2[lane] += squares[lane] + (difference * before) * step;
         }
         seen += count;
     }

@@ -211,19 +211,23 @@ template <typename T>
 struct Row<Moments<T>> {
     Moments<Wide<T>> state;
 
-    FP_FN void push(std::int64_t count, const T* values) {
+    template <typename E>  // moments of doubles take floats, too
+    FP_FN void push(std::int64_t count, const E* values) {
         if (count == 0) return;
-        const T pivot = values[0];  // equal numbers have exactly their mean
-        const T beyond = sum_of<T>(count, [=](std::int64_t i) { return values[i] - pivot; }) / T(count);
+        const E pivot = values[0];  // equal numbers have exactly their mean
+        const E beyond = sum_of<E>(count, [=](std::int64_t i) { return values[i] - pivot; }) / E(count);
         Moments<Wide<T>> block;
         block.count = Wide<T>(count);
         block.mean = beyond - beyond == 0 ? Wide<T>(pivot) + beyond : Wide<T>(moved_mean(count, values));
         // Chan, Golub and LeVeque 1983: the sum of the differences from a rounded mean says how far off it is.
-        T off, squares;
-        differences(count, values, T(block.mean), off, squares);
+        E off, squares;
+        differences(count, values, E(block.mean), off, squares);
         const Wide<T> step = Wide<T>(off) / block.count;
-        if (step - step == 0) block.mean = Wide<T>(T(block.mean)) + step;
+        if (step - step == 0) block.mean = Wide<T>(E(block.mean)) + step;
         block.m2 = Wide<T>(squares) - Wide<T>(off) * step;
+        if constexpr (sizeof(E) < sizeof(T)) {
+            if (squares - squares != 0) block = moments_in_double(count, values, 1);
+        }
         state.merge(block);
     }
 

@@ -184,19 +184,35 @@ FP_FN IfInt<T> round(T x) {
 FP_FN float fmod(float a, float b) { return ::fmodf(a, b); }
 FP_FN double fmod(double a, double b) { return ::fmod(a, b); }
 
-// Integer division by zero is an error in PyTorch and would end the process here: it gives 0, and the dividend as remainder.
-// So would the smallest integer divided by -1, which wraps.
+// Integer division by zero is an error in PyTorch on a CPU: a kernel there reports a fault, for which its caller runs the original
+// operators, and they raise. On a GPU it gives some number, the same as the original's, which divides in the same way.
+#if !defined(__CUDACC__)
+
+// A divisor; what is reported needs no quotient.
+template <typename T>
+FP_FN T divisor(T by, int* fault) {
+    if (by == T(0)) __atomic_store_n(fault, 1, __ATOMIC_RELAXED);
+    return by;
+}
+
+#endif
+
+// On a CPU a division by zero would end the process, and so would the smallest integer divided by -1, which wraps.
 template <typename T>
 FP_FN T quotient(T a, T b) {
+#if !defined(__CUDA_ARCH__)
     if (b == T(0)) return T(0);
     if (std::is_signed_v<T> && b == T(-1)) return T(Unsigned<T>(0) - Unsigned<T>(a));
+#endif
     return T(a / b);
 }
 
 template <typename T>
 FP_FN IfInt<T> fmod(T a, T b) {
+#if !defined(__CUDA_ARCH__)
     if (b == T(0)) return a;
     if (std::is_signed_v<T> && b == T(-1)) return T(0);
+#endif
     return T(a % b);
 }
 
@@ -208,9 +224,11 @@ FP_FN IfInt<T> remainder(T a, T b) {
 
 template <typename T>
 FP_FN IfInt<T> floor_div(T a, T b) {
+#if !defined(__CUDA_ARCH__)
+    if (b == T(0)) return T(0);
+#endif
     const T whole = quotient(a, b);
-    const T rest = fmod(a, b);
-    return (b != T(0)) & (rest != T(0)) & ((rest < T(0)) != (b < T(0))) ? T(whole - T(1)) : whole;
+    return ((a < T(0)) != (b < T(0))) & (fmod(a, b) != T(0)) ? T(whole - T(1)) : whole;
 }
 
 template <typename T>

@@ -290,6 +290,19 @@ struct Moments {
     }
 };
 
+#if !defined(__CUDACC__)
+
+// The moments of `count` floats that lie `stride` apart, one by one: of those whose squares a float cannot hold, or that are not all
+// finite.
+template <typename T>
+__attribute__((noinline, cold)) Moments<double> moments_in_double(std::int64_t count, const T* values, std::int64_t stride) {
+    Moments<double> state;
+    for (std::int64_t i = 0; i < count; ++i) state.push(double(values[i * stride]));
+    return state;
+}
+
+#endif
+
 // In double: a mean that is merged in float is off by a rounding for each piece, and whoever subtracts another mean magnifies that.
 template <typename T>
 struct MergeMoments {
