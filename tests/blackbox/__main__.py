@@ -32,9 +32,12 @@ def main() -> int:
     pool = Pool(asked.workers, longest=600.0, threads=max(1, (os.cpu_count() or 1) // asked.workers))
     started, outcomes = time.monotonic(), list[dict[str, Any]]()
     for number, done in enumerate(pool.each(jobs), 1):
-        outcomes += _told(done)
-        failed = sum(each["verdict"] == "failed" for each in outcomes)
-        print(f"{number} of {len(jobs)} jobs, {len(outcomes)} runs, {failed} failed", flush=True)
+        told = _told(done)
+        outcomes += told
+        for each in told:
+            if each["verdict"] == "failed":
+                print(f"\n{each['suite']}, {each['way']}: {each['case']}\n    {each['problem']}")
+        print(f"{number} of {len(jobs)} jobs, {len(outcomes)} runs", flush=True)
     record = {
         "commit": asked.commit or described_commit(),
         "versions": versions(),
@@ -44,8 +47,7 @@ def main() -> int:
     }
     asked.record.parent.mkdir(parents=True, exist_ok=True)
     asked.record.write_text(json.dumps(record, indent=1) + "\n")
-    for each in record["failed"]:
-        print(f"\n{each['suite']}, {each['way']}: {each['case']}\n    {each['problem']}")
+    print(json.dumps(record["counts"], indent=1), f"{len(record['failed'])} failed", sep="\n")
     return 1 if record["failed"] else 0
 
 

@@ -56,7 +56,8 @@ def run(
                 with noted(example, failures, device), override(algebra=example.level):
                     judging(example)
                     each = _prepare(example, device)
-                    observe(each.eager, each.inputs)  # what eager refuses is not tried
+                    if not _trains(each):
+                        continue
                     with batch.dry():
                         observe(each.compiled, each.inputs)
                     prepared.append(each)
@@ -79,6 +80,15 @@ def _prepare(example: Example, device: str) -> _Prepared:
     wanted = _wanted(example, inputs)
     eager, compiled = (Step(module, each, writes=True, wanted=wanted) for each in (None, call))
     return _Prepared(example, eager, compiled, inputs)
+
+
+def _trains(prepared: _Prepared) -> bool:
+    """Whether eager does: autograd forbids some writes, and some operators have no gradient."""
+    try:
+        observe(prepared.eager, prepared.inputs)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _wanted(example: Example, inputs: tuple[Tensor, ...]) -> list[int]:
