@@ -20,8 +20,14 @@ _LAYOUT = {name: const(name) for name in ("layout", "device", "pin_memory", "non
 def widening(found: Match) -> str | None:
     narrow, wide = found.x.meta["val"].dtype, found.wide
     alike = wide is not None and narrow.is_floating_point == wide.is_floating_point and not wide.is_complex
-    lossless = alike and narrow is not torch.bool and torch.promote_types(narrow, wide) is wide
+    ordered = alike and _is_promoted(narrow) and _is_promoted(wide)
+    lossless = ordered and narrow is not torch.bool and torch.promote_types(narrow, wide) is wide
     return None if lossless else f"{narrow} to {wide} loses digits"
+
+
+def _is_promoted(dtype: torch.dtype) -> bool:
+    """Whether PyTorch says which types hold the values of `dtype`: it raises for floating-point ones of one byte and for wide unsigned ones."""
+    return dtype.itemsize > 1 if dtype.is_floating_point else dtype.is_signed or dtype.itemsize == 1
 
 
 def _copy_once(found: Match) -> fx.Node:

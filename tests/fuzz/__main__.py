@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.farm.pool import Job, Pool
 from tests.fuzz.record import Record
-from tests.fuzz.tried import job, outcome
+from tests.fuzz.tried import job, outcome, training_job
 
 ROOT = Path(__file__).parents[2]
 _GRACE = 60.0
@@ -22,6 +22,7 @@ def main() -> int:
     """The exit status is 1 where a result was wrong."""
     asked = _arguments()
     record = Record.of(asked.record, asked.device)
+    record.mode = f"training, partition {asked.partition}" if asked.train else record.mode
     record.begin(again=asked.again)
     seeds = (number for number in count(asked.seed) if str(number) not in record.examples)
     started = time.monotonic()
@@ -32,6 +33,8 @@ def main() -> int:
         if record.total + asked.size * begun >= asked.examples:
             return None
         begun += 1
+        if asked.train:
+            return training_job(next(seeds), asked.size, asked.device, asked.partition)
         return job(next(seeds), asked.size, asked.device)
 
     threads = max(1, (os.cpu_count() or 1) // asked.workers)
@@ -58,6 +61,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="no chunk starts later")
     parser.add_argument("--again", action="store_true", help="try the seeds of recorded failures once more")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.json")
+    parser.add_argument("--train", action="store_true", help="a step of training of each model, through torch.compile")
+    parser.add_argument("--partition", choices=("own", "gpu"), default="own", help="how a CPU's joint graphs are cut")
     return parser.parse_args()
 
 

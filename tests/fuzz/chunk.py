@@ -101,8 +101,10 @@ class _Enough(Exception):
     """What was to be drawn is there."""
 
 
-def draw(number: int, count: int) -> list[Example]:
-    """`count` different examples; the same ones for the same number.
+def draw(
+    number: int, count: int, models: st.SearchStrategy[Model] | None = None, levels: Sequence[Algebra] = LEVELS
+) -> list[Example]:
+    """`count` different examples; the same ones for the same number. They are of `models`: any, marked.
 
     They are drawn without oneDNN, whose convolutions of half precision crash on processors with AMX: outside of
     `tests.farm`, which keeps oneDNN from using it, too.
@@ -118,7 +120,7 @@ def draw(number: int, count: int) -> list[Example]:
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    @given(model=marked_models(large=True), level=st.sampled_from(LEVELS))
+    @given(model=marked_models(large=True) if models is None else models, level=st.sampled_from(levels))
     def collect(model: Model, level: Algebra) -> None:
         example = Example(model, level)
         if example.fair and len(found) < count:
@@ -148,7 +150,7 @@ def run(
     with quietly(), batched() as batch, override(debug=True, tune="off"):
         with phases.timed("generate"):
             for example in examples:
-                with _noted(example, failures, device):
+                with noted(example, failures, device):
                     prepared.append(_prepare(example, device))
                     with contextlib.suppress(Exception), batch.dry(), override(algebra=example.level):
                         observe(prepared[-1].fused, prepared[-1].inputs)  # wrong numbers may be rejected
@@ -158,7 +160,7 @@ def run(
             for each in prepared:
                 before = len(failures)
                 judging(each.example)
-                with _noted(each.example, failures, device), override(algebra=each.example.level):
+                with noted(each.example, failures, device), override(algebra=each.example.level):
                     failures += _judge(each)
                 if len(failures) > before and is_lost(device):
                     return [*failures[:-1], replace(failures[-1], lost=True)]
@@ -190,9 +192,9 @@ def _judge(prepared: Prepared) -> list[Failure]:
             noise = noise or is_elsewhere(example.model, module, prepared.fused, inputs, outcome)
             noise = noise or is_laid_out_otherwise(module, prepared.fused, inputs, outcome)
             return [Failure(example, f"{call} call: {outcome.explain()}", noise)]
-    eager, actual = (_sharing(call, module, inputs) for call in (module, prepared.fused))
+    eager, actual = (sharing(call, module, inputs) for call in (module, prepared.fused))
     if eager != actual:
-        noise = is_aliased_otherwise(module, prepared.fused, lambda call: _sharing(call, module, inputs))
+        noise = is_aliased_otherwise(module, prepared.fused, lambda call: sharing(call, module, inputs))
         return [Failure(example, f"memory is shared otherwise: {actual} instead of {eager}", noise)]
     reasons = [region.reason for region in prepared.fused.report().regions]
     failed = [reason for reason in reasons if reason is not None and reason not in KNOWN]
@@ -205,16 +207,14 @@ def _same(first: Any, second: Any) -> bool:
         return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
-def _sharing(
-    call: Callable[..., Any], module: torch.nn.Module, inputs: Sequence[torch.Tensor]
-) -> list[tuple[int, int]]:
+def sharing(call: Callable[..., Any], module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """Which parameters, buffers, inputs and results of a call share memory, as pairs; what is empty has none."""
     tensors: list[torch.Tensor] = []
 
     def observed(*arguments: torch.Tensor) -> Any:
         result = call(*arguments)
-        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        tensors.extend([*module.parameters(), *module.buffers(), *arguments, *results])
+        passed = [leaf for leaf in pytree.tree_leaves((arguments, result)) if isinstance(leaf, torch.Tensor)]
+        tensors.extend([*module.parameters(), *module.buffers(), *passed])
         return result
 
     observe(observed, inputs, state=module)
@@ -223,7 +223,7 @@ def _sharing(
 
 
 @contextlib.contextmanager
-def _noted(example: Example, failures: list[Failure], device: str) -> Iterator[None]:
+def noted(example: Example, failures: list[Failure], device: str) -> Iterator[None]:
     """An exception is a failure, unless eager raises one, too: some operators take less on a GPU than where models are drawn."""
     try:
         yield

@@ -27,6 +27,7 @@ class Record:
             documents name (`tests.fuzz.places`, `tests.fuzz.limits`).
         seconds: of all processes together.
         phases: where they went.
+        mode: what was run of each model.
     """
 
     device: str
@@ -37,6 +38,7 @@ class Record:
     noise: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    mode: str = "forward"
 
     @property
     def total(self) -> int:

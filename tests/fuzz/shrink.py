@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusepass.config import Algebra
 from tests.fuzz.chunk import Example, Failure, run
 from tests.property.script import Model
 
+Trying = Callable[[list[Example], str], list[Failure]]
 
-def smallest(failure: Failure, device: str, seconds: float = 60.0) -> Failure:
-    """The smallest failure of the same kind that was found in the time given."""
+
+def smallest(failure: Failure, device: str, seconds: float = 60.0, trying: Trying | None = None) -> Failure:
+    """The smallest failure of the same kind that was found in the time given; `trying` tells what is wrong with examples, as `run` does."""
     end = time.monotonic() + seconds
     best, improved = failure, True
     while improved:
@@ -21,14 +23,14 @@ def smallest(failure: Failure, device: str, seconds: float = 60.0) -> Failure:
         for model, level in _smaller(best.example):
             if time.monotonic() > end:
                 return best
-            found = _fails(Example(model, level), device)
+            found = _fails(Example(model, level), device, trying or run)
             if found is not None and found.kind == best.kind and not found.noise:
                 best, improved = found, True
                 break
     return best
 
 
-def _fails(example: Example, device: str) -> Failure | None:
+def _fails(example: Example, device: str, trying: Trying) -> Failure | None:
     """What is wrong with `example`; what PyTorch itself does not run is not wrong."""
     if not example.fair:
         return None
@@ -37,7 +39,7 @@ def _fails(example: Example, device: str) -> Failure | None:
         module(*inputs)
     except Exception:  # a line that is left out may be one that another needs
         return None
-    return next(iter(run([example], device)), None)
+    return next(iter(trying([example], device)), None)
 
 
 def _smaller(example: Example) -> Iterator[tuple[Model, Algebra]]:

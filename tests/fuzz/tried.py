@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,12 @@ def job(seed: int, size: int, device: str) -> Job:
     """Try the `size` models of `seed`."""
     arguments = {"seed": seed, "size": size, "device": device}
     return Job(f"fuzz-{device}-{seed}", f"{__name__}:tried", arguments, size * (0.45 if device == "cuda" else 0.3))
+
+
+def training_job(seed: int, size: int, device: str, partition: str) -> Job:
+    """Train the `size` models of `seed`, their joint graphs cut as the device's or, on a CPU, as a GPU's."""
+    arguments = {"seed": seed, "size": size, "device": device, "partition": partition}
+    return Job(f"train-{device}-{partition}-{seed}", f"{__name__}:trained", arguments, size * 1.5)
 
 
 def outcome(done: Done) -> dict[str, Any]:
@@ -30,7 +38,22 @@ def tried(seed: int, size: int, device: str, left: Path) -> dict[str, Any]:
     A failure that takes the device with it (an illegal access, say) is told as it is, and what came after it in the chunk
     does not count as tried.
     """
-    from tests.fuzz.chunk import Phases, draw, run  # only the process that tries them pays for the import
+    from tests.fuzz.chunk import draw, run  # only the process that tries them pays for the import
+
+    return _tried(seed, size, device, left, draw, run)
+
+
+def trained(seed: int, size: int, device: str, partition: str, left: Path) -> dict[str, Any]:
+    """What came of a step of training of each model in the chunk of `seed`, told as `tried` tells it."""
+    from tests.fuzz.training import draw_trained, run
+
+    return _tried(seed, size, device, left, draw_trained, partial(run, partition=partition))
+
+
+def _tried(
+    seed: int, size: int, device: str, left: Path, draw: Callable[..., Any], run: Callable[..., Any]
+) -> dict[str, Any]:
+    from tests.fuzz.chunk import Phases
     from tests.fuzz.shrink import smallest
     from tests.support.lost import is_lost
 
@@ -46,7 +69,7 @@ def tried(seed: int, size: int, device: str, left: Path) -> dict[str, Any]:
         if failure.noise:
             noise.append({"seed": seed, "problem": failure.problem})
         else:
-            found = failure if lost else smallest(failure, device)
+            found = failure if lost else smallest(failure, device, trying=run)
             text = found.example.model.text
             level = found.example.level.value
             told[text] = {"seed": seed, "algebra": level, "problem": found.problem, "program": text}

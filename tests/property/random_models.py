@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -11,7 +12,9 @@ from tests.property import kinds, state, steps, windows
 from tests.property.script import FORMS, Model
 from tests.property.steps import Draw, Sketch
 
-STEPS = (*steps.STEPS, *windows.STEPS, *kinds.STEPS, *state.STEPS)
+Step = Callable[[Sketch], None]
+
+STEPS: tuple[Step, ...] = (*steps.STEPS, *windows.STEPS, *kinds.STEPS, *state.STEPS)
 SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
 MOST_ELEMENTS = 20_000
 LONG = ([4097], [9000], [16384])
@@ -39,8 +42,8 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.floa
 
 
 @st.composite
-def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False) -> Model:
-    """Models of one dtype over inputs with all kinds of shapes and strides; with `large` ones among them or not."""
+def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False, among: Sequence[Step] = STEPS) -> Model:
+    """Models of one dtype over inputs with all kinds of shapes and strides; with `large` ones among them or not; of steps `among` these."""
     dtype = draw(st.sampled_from(DTYPES))
     model = Model(dtype, draw(st.integers(0, 99)), draw(st.booleans()), draw(st.booleans()))
     sketch = Sketch(draw, model, MOST_ELEMENTS)
@@ -53,7 +56,7 @@ def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False) -> Model:
         sketch.exact.add(f"x{number}")
     torch.default_generator.manual_seed(model.seed)  # of the CPU: asking for those of all devices takes milliseconds
     count = draw(st.integers(1, most_steps))  # lists of any length would be short ones mostly
-    for step in draw(st.lists(st.sampled_from(STEPS), min_size=count, max_size=count)):
+    for step in draw(st.lists(st.sampled_from(among), min_size=count, max_size=count)):
         step(sketch)
     made = [name for name in sketch.values if name.startswith("v")]
     if not made:

@@ -45,7 +45,7 @@ def run(entry: Entry) -> Outcome:
     """Train `entry` by one step on a CPU, kernels interpreted, in eager, in eager as float64, and compiled."""
     torch._dynamo.reset()
     start, made, detail = time.process_time(), list[CompiledGraph](), ""
-    with override(debug=True, tune="off"), warnings.catch_warnings(), interpreted(), _as_on_a_gpu():
+    with override(debug=True, tune="off"), warnings.catch_warnings(), interpreted(), as_on_a_gpu():
         warnings.simplefilter("ignore")
         try:
             torch.manual_seed(0)
@@ -72,7 +72,7 @@ def run(entry: Entry) -> Outcome:
 
 
 @contextlib.contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
+def as_on_a_gpu() -> Iterator[None]:
     """What is done to graphs of GPUs alone."""
     with (
         mock.patch.object(backend, "partition_joint", minimum_cut),

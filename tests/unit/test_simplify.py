@@ -152,7 +152,13 @@ CASES = {
     "widening-cast-and-back": Case(
         fires=((lambda x: x.float().half().sin(), 1), (lambda x: x.double().half().sin(), 1)),
         shared=inner_and_outer(lambda x: x.float(), lambda y: y.half()),
-        near=(lambda x: x.bfloat16().half().sin(), lambda x: x.int().half().sin(), lambda x: x.float().double().sin()),
+        near=(
+            lambda x: x.bfloat16().half().sin(),
+            lambda x: x.int().half().sin(),
+            lambda x: x.float().double().sin(),
+            lambda x: x.to(torch.float8_e5m2).half().sin(),  # types that PyTorch does not promote
+            lambda x: x.isnan().int().to(torch.uint16).int().sin(),
+        ),
         x=HALVES,
     ),
     "idle-view": Case(

@@ -1,0 +1,115 @@
+"""A chunk of random models that are trained through torch.compile: results and gradients held against PyTorch's and float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fusepass.backend import Backend
+from fusepass.config import Algebra, override
+from fusepass.numerics import check, observe
+from tests.blackbox.ways import Step
+from tests.fuzz.chunk import Example, Failure, Phases, draw, noted, quietly
+from tests.fuzz.noise import is_noise
+from tests.property.training import trained_models
+from tests.support.batched import batched
+from tests.support.lost import is_lost
+from tests.sweep.steps import as_on_a_gpu
+
+
+@dataclass
+class _Prepared:
+    example: Example
+    eager: Step
+    compiled: Step
+    inputs: tuple[Tensor, ...]
+
+
+def draw_trained(number: int, count: int) -> list[Example]:
+    """`count` different examples; the same ones for the same number."""
+    return draw(number, count, trained_models(large=True), (Algebra.SAFE, Algebra.SAFE, Algebra.OFF))
+
+
+def run(
+    examples: list[Example],
+    device: str,
+    phases: Phases | None = None,
+    judging: Callable[[Example], object] = lambda example: None,
+    *,
+    partition: str = "own",
+) -> list[Failure]:
+    """Those of `examples` that are wrong, in order. With ``partition="gpu"`` joint graphs of a CPU are cut as for a GPU.
+
+    `judging` is called with each example whose kernels are called next.
+    """
+    failures: list[Failure] = []
+    prepared: list[_Prepared] = []
+    phases = phases or Phases()
+    cut = as_on_a_gpu() if partition == "gpu" else contextlib.nullcontext()
+    with quietly(), cut, batched() as batch, override(debug=True, tune="off"):
+        with phases.timed("generate"):
+            for example in examples:
+                with noted(example, failures, device), override(algebra=example.level):
+                    judging(example)
+                    each = _prepare(example, device)
+                    if not _trains(each):
+                        continue
+                    with batch.dry():
+                        observe(each.compiled, each.inputs)
+                    prepared.append(each)
+        with phases.timed("compile"):
+            batch.compile()
+        with phases.timed("judge"):
+            for each in prepared:
+                judging(each.example)
+                with noted(each.example, failures, device), override(algebra=each.example.level):
+                    failures += _judge(each)
+                if is_lost(device):
+                    break
+    torch._dynamo.reset()
+    return failures
+
+
+def _prepare(example: Example, device: str) -> _Prepared:
+    module, inputs = example.model.make(device)
+    call = torch.compile(module, backend=Backend("step", {}), dynamic=False)
+    wanted = _wanted(example, inputs)
+    eager, compiled = (Step(module, each, writes=True, wanted=wanted) for each in (None, call))
+    return _Prepared(example, eager, compiled, inputs)
+
+
+def _trains(prepared: _Prepared) -> bool:
+    """Whether eager does: autograd forbids some writes, and some operators have no gradient."""
+    try:
+        observe(prepared.eager, prepared.inputs)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _wanted(example: Example, inputs: tuple[Tensor, ...]) -> list[int]:
+    """Which of the floating-point inputs have gradients: all, some or none, by the model's seed."""
+    count = sum(each.is_floating_point() for each in inputs)
+    return [number for number in range(count) if (example.model.seed >> number) % 4]
+
+
+def _judge(prepared: _Prepared) -> list[Failure]:
+    outcome = check(prepared.eager, prepared.compiled, prepared.inputs)
+    if outcome.ok:
+        return []
+    noise = is_noise(prepared.eager, prepared.inputs, outcome, prepared.example.model.coarsest)
+    noise = noise or _is_traced_so(prepared)
+    return [Failure(prepared.example, f"step: {outcome.explain()}", noise)]
+
+
+def _is_traced_so(prepared: _Prepared) -> bool:
+    """Whether PyTorch's own backend that does nothing is wrong, too: Dynamo and AOTAutograd lose some writes."""
+    torch._dynamo.reset()
+    module: nn.Module = prepared.eager.module
+    call = torch.compile(module, backend="aot_eager", dynamic=False)
+    traced = Step(module, call, writes=True, wanted=prepared.eager.wanted)
+    return not check(prepared.eager, traced, prepared.inputs).ok
