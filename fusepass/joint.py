@@ -330,7 +330,8 @@ class _Writer:
         assert given.dtype is value.dtype
         if given.stride() == value.stride():
             return made
-        order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+        strides = value.stride()
+        order = sorted(range(value.dim()), key=lambda dim: (-strides[dim], dim))
         back = [order.index(dim) for dim in range(len(order))]
         turned = self._call(aten.permute.default, made, order)
         copied = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
