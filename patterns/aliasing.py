@@ -34,11 +34,11 @@ def is_view(target: object) -> bool:
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
-    """The tensor, or the tuple of them, that `node` is a view of; None where it is no view."""
+    """The tensor, or the tuple of them, that `node` is a view of; None where it is none, or one of a number (``_conj(1j)``)."""
     if node.target is operator.getitem:
         producer = node.all_input_nodes[0]
         return producer if is_view(producer.target) else None
-    return node.all_input_nodes[0] if is_view(node.target) else None
+    return next(iter(node.all_input_nodes), None) if is_view(node.target) else None
 
 
 def base(node: fx.Node) -> fx.Node:
