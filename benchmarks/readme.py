@@ -44,9 +44,9 @@ def block() -> str:
     devices = run.get("devices", 1)
     groups = {path: _read(path) for path in GROUPS if path.exists()}
     lines = [
-        f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), in one run on commit {run['commit']}: medians in milliseconds.",
+        f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), side by side on commit {run['commit']}: medians in milliseconds.",
         "Modules as built (training mode), under `no_grad`, default flags.",
-        *(["The last column is against the faster mode of torch.compile."] * ("autotune" in timed)),
+        f"torch.compile is in {'the faster of its modes' if 'autotune' in timed else 'its default mode'}.",
         "",
         f"| model | {' | '.join(_NAMES[way] for way in timed)} | {' | '.join(f'x {rival}' for rival in RIVALS)} |",
         "|---" * (1 + len(timed) + len(RIVALS)) + "|",
@@ -59,10 +59,7 @@ def block() -> str:
         _means_row("convolutions among these", [row for row in others if "conv" in row["workload"]], run),
         *(_means_row(what, groups[path]["rows"], groups[path]) for path, what in GROUPS.items() if path in groups),
         "",
-        *(
-            ["Of the other files, torch.compile is in its default mode."]
-            * (not any(map(_tries_all_modes, groups.values())))
-        ),
+        *(["In all but the first file torch.compile is in its default mode."] * ("autotune" in timed)),
         *_slower([run, *groups.values()]),
         *_wrong(rows),
         *(line for each in (run, *groups.values()) for line in textwrap.wrap(each.get("note", ""), 120)),
@@ -157,10 +154,6 @@ def _where(run: dict[str, Any]) -> str:
     if run["device"] != table["device"]:
         return f", {on} {run['device']}"
     return "" if devices == table.get("devices", 1) else f", {on}"
-
-
-def _tries_all_modes(run: dict[str, Any]) -> bool:
-    return "autotune" in _timed(run["rows"])
 
 
 def _slower(runs: Iterable[dict[str, Any]]) -> list[str]:

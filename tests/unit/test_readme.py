@@ -229,7 +229,7 @@ def test_what_was_measured_is_what_the_results_say() -> None:
 def test_a_group_that_was_not_measured_is_not_spoken_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     single = next(path for path in readme.GROUPS if "single" in path.name)
     monkeypatch.setattr(readme, "GROUPS", {single: "operators", tmp_path / "none.json": "others"})
-    assert re.search(r"^\| operators \| \d+ \|", readme.block(), re.MULTILINE)
+    assert re.search(r"^\| operators[^|]* \| \d+ \|", readme.block(), re.MULTILINE)
     assert "| others |" not in readme.block()
 
 
