@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import fusepass
 from benchmarks.layers import AddInput, Apply, Size, With
 from benchmarks.workloads import by_name
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 RESULTS = Path(__file__).with_name("results") / "algebra_cpu.json"
 _WIDTH = 2048

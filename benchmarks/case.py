@@ -16,7 +16,7 @@ from benchmarks.first_call import FirstCall, first_call
 from benchmarks.implementations import Call, Implementation
 from benchmarks.layers import Size, Workload
 from benchmarks.limits import cost
-from fusepass import numerics
+from fusepass.numerics import check
 
 # Bytes per element of the largest tensor while three results are compared: float64 for one, float32 for two.
 _CHECK_BYTES = 48
@@ -107,8 +107,8 @@ class _Case:
     def check(self) -> None:
         """Compares output, buffers and inputs after the call with eager and float64, on memory full of NaN."""
         inputs = self._affordable_inputs()
-        eager = numerics.observe(self.model, inputs)
-        oracle = numerics.exact(self.model, inputs)
+        eager = check.observe(self.model, inputs)
+        oracle = check.exact(self.model, inputs)
         for way, call in list(self.calls.items()):
             self._attempt(way, partial(self._compare, call, inputs, eager, oracle))
 
@@ -165,7 +165,7 @@ class _Case:
 
     def _compare(self, call: Call, inputs: tuple[Tensor, ...], eager: Any, oracle: Any) -> dict[str, Any]:
         measure.poison(self.device, 4 * self.cost.largest)
-        outcome = numerics.compare(numerics.observe(call, inputs, state=self.model), eager, oracle)
+        outcome = check.compare(check.observe(call, inputs, state=self.model), eager, oracle)
         return {"correct": outcome.ok, "check": outcome.explain()}
 
     def _profile(self, timing: measure.Timing, call: Callable[[], object]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from statistics import geometric_mean, median
 
 from benchmarks.case import Outcome, Row
 from benchmarks.implementations import RIVALS, Implementation
-from fusepass.table import Column, table
+from fusepass.report.table import Column, table
 
 EAGER, COMPILE, AUTOTUNE, FUSEPASS = (way.value for way in Implementation)
 _WIDTH = 132

@@ -25,7 +25,7 @@ from benchmarks import measure
 from benchmarks.blocks import Attention, CausalAttention, Gated, Residual, convolution, feed_forward
 from benchmarks.layers import Apply, Size, Workload
 from benchmarks.run import about_machine
-from fusepass.numerics import in_float64
+from fusepass.numerics.check import in_float64
 
 WAYS: dict[str, str | None] = {"eager": None, "compile": "inductor", "fusepass": "fusepass"}
 """The backend of torch.compile that stands for each way of training; none for eager."""

@@ -12,7 +12,7 @@ import torch
 from benchmarks.case import Row, Settings, measure_workload
 from benchmarks.layers import Workload
 from benchmarks.workloads import by_name
-from fusepass import quick
+from fusepass.runtime import fast_path
 
 _FIRST = "gelu_small"
 """The workload that a process measures for nothing: behind the first calls libraries are still being built."""
@@ -71,7 +71,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
         torch.cuda.set_device(torch.device(settings.device).index or 0)  # events are recorded on the current device
         with contextlib.suppress(Exception):  # what is built once for all calls is there before the first one is timed
             measure_workload(by_name(_FIRST), settings)
-        quick.wait()
+        fast_path.wait()
     healthy = True
     while healthy:
         try:

@@ -136,7 +136,7 @@ class Forms:
     def _general(self, family: _Family, generated: Generated) -> Generated:
         source, generality = self._source(family, generated, aligned=True)
         sizes = f"for several sizes: {_described(source)}"
-        return replace(generated, general=source, generality=generality, forms=self, sizes=sizes)
+        return replace(generated, general=source, generality=generality, general_unaligned=self.unaligned, sizes=sizes)
 
     def _source(self, family: _Family, generated: Generated, *, aligned: bool) -> tuple[Source, Generality]:
         """A library for several sizes, called with those of `generated`."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fusepass.codegen import schedule_convolution, schedule_product
 from fusepass.codegen.device import DeviceFacts
@@ -28,10 +27,10 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
 from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from fusepass.codegen.schedule.patch_partials import (
     pieces_of_windows,
     seconds_with_windows,
@@ -48,9 +47,6 @@ from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 
-if TYPE_CHECKING:
-    from fusepass.codegen.forms import Forms
-
 TEAMS = "teams"
 """In `Config.disable`: no blocks share rows."""
 
@@ -66,7 +62,7 @@ class Generated:
         general: the source that serves several sizes, where one does.
         generality: how far that is laid out for them.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
-        forms: what knows the libraries for several sizes, where there is a `general` source.
+        general_unaligned: gives the source for inputs that are aligned to nothing, where there is a `general` source.
     """
 
     program: Program
@@ -75,7 +71,7 @@ class Generated:
     general: Source | None = None
     generality: Generality = Generality.NONE
     sizes: str = ""
-    forms: Forms | None = field(default=None, compare=False, repr=False)
+    general_unaligned: Callable[[Generated], Source] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def source(self) -> Source:
@@ -103,8 +99,8 @@ class Generated:
         Raises:
             BuildError: it serves several sizes, and too many such libraries were built already.
         """
-        if self.forms is not None:
-            return self.forms.unaligned(self)
+        if self.general_unaligned is not None:
+            return self.general_unaligned(self)
         return render(self.program, self.facts, aligned=False)
 
 

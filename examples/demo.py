@@ -19,7 +19,7 @@ import layer_norm_3d
 import torch
 
 import fusepass
-from fusepass import numerics
+from fusepass.numerics import check
 
 MODELS = (
     conv_transpose3d_layer_norm_gelu,
@@ -43,7 +43,7 @@ def show(example: ModuleType, device: str) -> bool:
     seconds = time.perf_counter() - start
     print(fused.report())
 
-    verdict = numerics.check(model, fused, inputs)
+    verdict = check.check(model, fused, inputs)
     print(f"against eager and float64: {verdict.explain()}")
     eager_ms, fused_ms = medians(lambda: model(*inputs), lambda: fused(*inputs), device)
     print(

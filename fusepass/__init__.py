@@ -19,8 +19,8 @@ from fusepass.garbage import collector_paused
 if TYPE_CHECKING:
     from torch import nn
 
-    from fusepass.module import OptimizedModule
-    from fusepass.report import Report
+    from fusepass.api.module import OptimizedModule
+    from fusepass.report.report import Report
 
 __all__ = [
     "BuildError",
@@ -59,7 +59,7 @@ def optimize(model: nn.Module, example_inputs: Any = None, **options: Any) -> Op
         ValueError: an option is out of range, or the model itself rejects `example_inputs`.
     """
     with collector_paused():
-        from fusepass.door import optimize
+        from fusepass.api.entry import optimize
 
     return optimize(model, example_inputs, options)
 
@@ -75,6 +75,6 @@ def explain(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
         ValueError: the model itself rejects the inputs.
     """
     with collector_paused():
-        from fusepass.door import explain
+        from fusepass.api.entry import explain
 
     return explain(model, inputs, kwargs)

@@ -2,7 +2,7 @@
 
 import sys
 
-from fusepass.cli import main
+from fusepass.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit
-from fusepass.patterns.legality import step_reason
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.pattern import Pattern
+from fusepass.patterns.region_legality import step_reason
 
 
 def grow(flow: Dataflow, seed: Unit, pattern: Pattern, free: int, reasons: dict[int, str]) -> Candidate:

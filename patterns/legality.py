@@ -1,8 +1,7 @@
-"""The one place that says no: what may not fuse, and why.
+"""Which operators may not fuse, and why.
 
 A check returns a reason, or None where it has no objection. `NODE_CHECKS` look at one operator, `TENSOR_CHECKS` at each
-tensor that it reads or that is used of what it makes, `REGION_CHECKS` at a region after a step of its growth (a step
-that is refused now may be legal later), `FINAL_CHECKS` at a grown region.
+tensor that it reads or that is used of what it makes. Checks of regions are in `fusepass.patterns.region_legality`.
 
 Aliasing needs no check: a view is never a region's output. Inside a region it is recomputed for free, and where it is
 also needed outside it stays an ATen view of the region's output or input, so every alias the caller can see is real.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -28,17 +26,10 @@ from fusepass.patterns.aliasing import updates_statistics
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.effects import is_constant_number, is_random, waits_for_host, writes
 
-if TYPE_CHECKING:
-    from fusepass.patterns.dataflow import Candidate
-
 aten = torch.ops.aten
 
 DEVICES = ("cpu", "cuda")
 """Device types that code is generated for."""
-MOST_OPS = 200
-"""Operators in one region: compile time of the generated source grows with it."""
-MOST_ARGUMENTS = 64
-"""Inputs and outputs of one region: a kernel's parameters are limited."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +56,6 @@ def node_refusal(node: fx.Node) -> Refusal | None:
         (reason for tensor in tensors(node) for check in TENSOR_CHECKS if (reason := check(tensor)) is not None), None
     )
     return None if reason is None else Refusal(reason, node.name, str(node.target.overloadpacket))
-
-
-def step_reason(candidate: Candidate) -> str | None:
-    """Why a region may not grow to `candidate`, if so."""
-    return next((reason for check in REGION_CHECKS if (reason := check(candidate)) is not None), None)
-
-
-def final_reason(candidate: Candidate) -> str | None:
-    """Why the grown `candidate` may not become a region, if so."""
-    return next((reason for check in FINAL_CHECKS if (reason := check(candidate)) is not None), None)
 
 
 def tensors(node: fx.Node) -> Iterator[torch.Tensor]:
@@ -228,32 +209,6 @@ def supported_device(tensor: torch.Tensor) -> str | None:
     return None if known else f"device {tensor.device.type} has no generated code"
 
 
-def no_cycle(candidate: Candidate) -> str | None:
-    between = candidate.before & candidate.after & ~candidate.members
-    return "would wait for itself: a value leaves the region and comes back" if between else None
-
-
-def one_anchor(candidate: Candidate) -> str | None:
-    return "a region has one convolution or matrix product" if candidate.anchors.bit_count() > 1 else None
-
-
-def anchor_first(candidate: Candidate) -> str | None:
-    return "would run before the region's convolution or matrix product" if candidate.before_anchor else None
-
-
-def not_too_many_ops(candidate: Candidate) -> str | None:
-    return f"the region would have more than {MOST_OPS} operators" if candidate.size > MOST_OPS else None
-
-
-def not_too_many_arguments(candidate: Candidate) -> str | None:
-    count = candidate.input_count + candidate.output_count
-    return f"the region would have more than {MOST_ARGUMENTS} inputs and outputs" if count > MOST_ARGUMENTS else None
-
-
-def reads_a_tensor(candidate: Candidate) -> str | None:
-    return None if candidate.reads_tensors else "the region would read no tensor"
-
-
 NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     no_write,
     within_reach,
@@ -277,11 +232,3 @@ TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     supported_dtype,
     supported_device,
 )
-REGION_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
-    no_cycle,
-    one_anchor,
-    anchor_first,
-    not_too_many_ops,
-    not_too_many_arguments,
-)
-FINAL_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (reads_a_tensor,)

@@ -13,22 +13,17 @@ import torch
 from torch import fx
 
 from fusepass.codegen.lowering import registry
-from fusepass.patterns import companions, naming
+from fusepass.patterns import horizontal, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.growth import grow
-from fusepass.patterns.legality import (
-    Refusal,
-    final_reason,
-    not_too_many_arguments,
-    not_too_many_ops,
-    step_reason,
-)
-from fusepass.patterns.lone import pays
+from fusepass.patterns.legality import Refusal
 from fusepass.patterns.opclass import OpClass, Vocabulary
 from fusepass.patterns.pattern import Pattern, patterns
 from fusepass.patterns.region import Region, make_region
+from fusepass.patterns.region_legality import final_reason, not_too_many_arguments, not_too_many_ops, step_reason
+from fusepass.patterns.standalone import pays
 
 __all__ = ["Partition", "Region", "partition"]
 
@@ -66,9 +61,9 @@ class _Offer:
         return next(bits(self.candidate.members))
 
     @cached_property
-    def grounds(self) -> tuple[companions.Ground, ...]:
+    def grounds(self) -> tuple[horizontal.Ground, ...]:
         """What it goes over, as `companions` may."""
-        return companions.grounds(self.candidate, self.region, alone=self.alone)
+        return horizontal.grounds(self.candidate, self.region, alone=self.alone)
 
 
 def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -> Partition:
@@ -133,7 +128,7 @@ def _alone(flow: Dataflow, taken: int) -> Iterator[_Offer]:
 def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
     """`offers` in graph order, with those that are better as one, as one, and without those that stay alone."""
     found: dict[_Offer, None] = {}
-    over: defaultdict[companions.Ground, dict[_Offer, None]] = defaultdict(dict)
+    over: defaultdict[horizontal.Ground, dict[_Offer, None]] = defaultdict(dict)
     for offer in sorted(offers, key=lambda offer: offer.first):
         while pair := _with_companion(flow, offer, over):
             other, offer = pair
@@ -147,12 +142,12 @@ def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
 
 
 def _with_companion(
-    flow: Dataflow, offer: _Offer, over: Mapping[companions.Ground, Iterable[_Offer]]
+    flow: Dataflow, offer: _Offer, over: Mapping[horizontal.Ground, Iterable[_Offer]]
 ) -> tuple[_Offer, _Offer] | None:
     """The first of those `over` what `offer` goes over that is better as one with it, and the two as one."""
     for ground in offer.grounds:
         for other in over.get(ground, ()):
-            if not companions.pays(ground, other.region, offer.region):
+            if not horizontal.pays(ground, other.region, offer.region):
                 continue
             candidate = _together(flow, (*other.candidate.units, *offer.candidate.units))
             if step_reason(candidate) is None:

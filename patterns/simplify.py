@@ -13,7 +13,6 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import Algebra, current
-from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
@@ -25,6 +24,7 @@ from fusepass.patterns.memo import remembered
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.search import Ways, may_be, possible
+from fusepass.patterns.worklist import Agenda, Agendas
 
 COMMON_SUBEXPRESSION = "common-subexpression"
 """Name of the pass that lets equal operators run once."""

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from fusepass import quick
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, generate
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.config import current
+from fusepass.runtime import fast_path
 from tests import compile_cuda
 from tests.support import precompiled
 
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _calls_need_no_python() -> None:
     """From the first test on, and without a build that goes on beside one."""
-    quick.wait()
+    fast_path.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
             _described.add(same)
         return generate(program, builder, facts, *options)
 
-    monkeypatch.setattr("fusepass.candidates.generate", both)
+    monkeypatch.setattr("fusepass.autotune.candidates.generate", both)
 
 
 @pytest.fixture

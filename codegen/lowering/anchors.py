@@ -98,7 +98,7 @@ def _convolution_with_flags(call: Call, x: Tensor, weight: Tensor, bias: Tensor 
 def _weight_gradient(
     call: Call, gradient: Tensor, x: Tensor, weight: Tensor, sizes: Any, *geometry: Any
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of the weight; `fusepass.gradients` leaves no other to this operator."""
+    """The gradient of the weight; `fusepass.training.gradients` leaves no other to this operator."""
     if not asks_for_weight(geometry[-1]):
         raise Unsupported(f"{call.origin} of several gradients")
     gradient, x = _in_format(call, gradient), _in_format(call, x)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 

@@ -13,7 +13,7 @@ from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, w
 from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 

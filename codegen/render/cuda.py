@@ -24,7 +24,7 @@ from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.held import PairsSchedule

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule.alternatives import rivals
 from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
@@ -17,7 +18,6 @@ from fusepass.codegen.schedule.line_windows import along_lines
 from fusepass.codegen.schedule.patch import patches
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.planes import planes
-from fusepass.codegen.schedule.rivals import rivals
 from fusepass.codegen.schedule.row_pieces import in_row_pieces
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.scan import scan

@@ -1,4 +1,4 @@
-// What a call of a model runs, compared without Python: `fusepass.edits.Code`.
+// What a call of a model runs, compared without Python: `fusepass.guards.edits.Code`.
 #pragma once
 
 #include "fp_launcher.hpp"

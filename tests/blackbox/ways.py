@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass.backend import Backend
 from fusepass.config import override
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import Comparison, check, compare, observe
+from fusepass.numerics.check import Comparison, check, compare, observe
+from fusepass.training.backend import Backend
 from tests.blackbox.case import Case
 from tests.fuzz.chunk import sharing
 

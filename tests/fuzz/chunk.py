@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import Algebra, override
-from fusepass.numerics import check, observe
+from fusepass.numerics.check import check, observe
 from tests.fuzz.limits import is_aliased_otherwise, is_laid_out_otherwise
 from tests.fuzz.noise import is_noise
 from tests.fuzz.places import is_elsewhere

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fusepass.numerics import Comparison, compare, exact, observe
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import Comparison, compare, exact, observe
+from fusepass.report.report import CaptureRoute
 
 
 def is_laid_out_otherwise(module: nn.Module, fused: Any, inputs: Sequence[Tensor], comparison: Comparison) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusepass.numerics import Comparison, exact
+from fusepass.numerics.check import Comparison, exact
 
 ULPS = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 4.0, torch.float64: 1024.0}
 """The policy's, of float64 or else of float32: in that half types are computed, and only its errors are forgiven."""

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import Comparison, check, compare, exact, observe
+from fusepass.numerics.check import Comparison, check, compare, exact, observe
 from fusepass.patterns.rules import convolution, folding, linear, pooling, preceding
 from tests.property.script import Model
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusepass
 from fusepass.config import override
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 pytestmark = pytest.mark.models
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fusepass.config import Algebra
-from fusepass.numerics import compare, observe
+from fusepass.numerics.check import compare, observe
 from tests.fuzz import chunk
 from tests.fuzz.chunk import Example, Failure, draw
 from tests.fuzz.noise import is_noise

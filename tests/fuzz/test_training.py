@@ -7,9 +7,9 @@ from unittest import mock
 import pytest
 import torch
 
-from fusepass import backend
-from fusepass.backend import Backend
 from fusepass.config import Algebra
+from fusepass.training import backend
+from fusepass.training.backend import Backend
 from tests.fuzz import training
 from tests.fuzz.chunk import Example
 from tests.fuzz.training import draw_trained, run

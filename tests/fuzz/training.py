@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fusepass.backend import Backend
 from fusepass.config import Algebra, override
-from fusepass.numerics import check, observe
+from fusepass.numerics.check import check, observe
+from fusepass.training.backend import Backend
 from tests.blackbox.ways import Step
 from tests.fuzz.chunk import Example, Failure, Phases, draw, noted, quietly
 from tests.fuzz.noise import is_noise

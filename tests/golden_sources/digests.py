@@ -13,16 +13,18 @@ from torch import fx
 
 from benchmarks import training, workloads
 from benchmarks.layers import Workload
-from fusepass import arranged, candidates, compile, variants
-from fusepass.choice import Choice
+from fusepass.autotune import candidates, schedules
+from fusepass.autotune.tune import remember
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.search import space
 from fusepass.codegen.source import Source, Target
+from fusepass.compile import pipeline
 from fusepass.config import override
 from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
-from fusepass.tune import remember
-from fusepass.work import Work
+from fusepass.report.choice import Choice
 from tests.golden_sources import graphs
 
 Digests = dict[str, str]
@@ -89,7 +91,7 @@ def sources(group: str, workload: Workload) -> Iterator[tuple[str, list[Source] 
 def _works(prefix: str, graph: fx.GraphModule, forms: Forms) -> Iterator[tuple[str, Work]]:
     simplify(graph)
     forms.next_round()
-    works, _ = compile.generated(graph, partition(graph).regions, forms)
+    works, _ = pipeline.generated(graph, partition(graph).regions, forms)
     return ((prefix, work) for work in works)
 
 
@@ -103,10 +105,10 @@ def _generating_for(facts: DeviceFacts) -> Iterator[None]:
     """Nothing that was found on this machine, or is known of its device, counts."""
     nothing: dict[tuple[Any, str], Any] = {
         (candidates, "device_facts"): lambda device: facts,
-        (compile, "device_facts"): lambda device: facts,
+        (pipeline, "device_facts"): lambda device: facts,
         (candidates, "recall"): lambda work: None,
-        (arranged, "times_are_taken"): lambda work: True,
-        (variants, "rounds_to_tf32"): lambda node: True,
+        (schedules, "times_are_taken"): lambda work: True,
+        (space, "rounds_to_tf32"): lambda node: True,
     }
     with override(tune="max"), ExitStack() as patches:
         for (owner, name), value in nothing.items():

@@ -14,12 +14,14 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.layers import Size, Workload
-from fusepass import backend, capture, dropout, joint
-from fusepass.backend import Backend
+from fusepass.capture import trace
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.gradients import BENDS, DECOMPOSITIONS
+from fusepass.compile import dropout
 from fusepass.patterns.simplify import Application
+from fusepass.training import backend, joint
+from fusepass.training.backend import Backend
+from fusepass.training.gradients import BENDS, DECOMPOSITIONS
 
 CUDA, META = torch.device("cuda"), torch.device("meta")
 DROPOUT = dropout.Rule(132 * 8 * 256, {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8})
@@ -28,9 +30,9 @@ DROPOUT = dropout.Rule(132 * 8 * 256, {torch.float32: 4, torch.float16: 8, torch
 
 def inference(workload: Workload, device: torch.device, batch: int | None = None) -> fx.GraphModule:
     """A call without gradients, at the full size, or with another number of samples than that."""
-    with torch.no_grad(), mock.patch.object(capture, "DEVICES", (*capture.DEVICES, "meta")):
-        captured = capture.capture(workload.model(Size.FULL, META), _inputs(workload, batch), {})
-    assert isinstance(captured, capture.Captured), captured
+    with torch.no_grad(), mock.patch.object(trace, "DEVICES", (*trace.DEVICES, "meta")):
+        captured = trace.capture(workload.model(Size.FULL, META), _inputs(workload, batch), {})
+    assert isinstance(captured, trace.Captured), captured
     return _on(captured.graph, device)
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.backend import Backend
-from fusepass.compile import CompiledGraph
-from fusepass.module import OptimizedModule
-from fusepass.numerics import compare
+from fusepass.api.module import OptimizedModule
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.numerics.check import compare
 from fusepass.patterns.rules import attention as rule
+from fusepass.training.backend import Backend
 from tests.unit.test_rules_attention import FIRES, RULE
 
 pytestmark = pytest.mark.gpu

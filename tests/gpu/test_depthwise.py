@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 pytestmark = pytest.mark.gpu
 

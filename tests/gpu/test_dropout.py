@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusepass
-from fusepass.backend import Backend
 from fusepass.codegen.lowering.dropout import kept as computed
-from fusepass.dropout import rule_of
+from fusepass.compile.dropout import rule_of
+from fusepass.training.backend import Backend
 from tests.support.precision import exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]

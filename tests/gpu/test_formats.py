@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import fusepass
-import fusepass.variants
+import fusepass.codegen.search.space
 from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.numerics import check
-from fusepass.report import RegionState
+from fusepass.numerics.check import check
+from fusepass.report.report import RegionState
 from tests.support.precision import exact_products
 from tests.unit.test_anchor_formats import MODELS, Chain
 
@@ -24,7 +24,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 @pytest.fixture(autouse=True)
 def _channels_last(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products in full precision, because results are held against float64."""
-    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (AnchorFormat.CHANNELS_LAST,))
+    monkeypatch.setattr(
+        fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (AnchorFormat.CHANNELS_LAST,)
+    )
     with exact_products(), torch.no_grad():
         yield
 

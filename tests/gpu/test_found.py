@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.backend import fusepass_backend
-from fusepass.numerics import check
-from fusepass.records import SourceFile
+from fusepass.numerics.check import check
+from fusepass.report.records import SourceFile
+from fusepass.training.backend import fusepass_backend
 
 pytestmark = pytest.mark.gpu
 

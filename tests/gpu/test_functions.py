@@ -8,7 +8,7 @@ import torch
 import fusepass
 from benchmarks.functions import FUNCTIONS
 from benchmarks.layers import Size, Workload
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 pytestmark = pytest.mark.gpu
 

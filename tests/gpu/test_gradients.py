@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusepass.backend import Backend
-from fusepass.compile import CompiledGraph
-from fusepass.numerics import in_float64
-from fusepass.report import RegionState
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.numerics.check import in_float64
+from fusepass.report.report import RegionState
+from fusepass.training.backend import Backend
 from tests.support.precision import exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]

@@ -18,7 +18,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.codegen.schedule_convolution import pieces_on, serves
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling

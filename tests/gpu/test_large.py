@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import compare, exact, observe
-from fusepass.report import RegionState
+from fusepass.numerics.check import compare, exact, observe
+from fusepass.report.report import RegionState
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings(f"error::{FusepassWarning.__module__}.FusepassWarning")]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusepass
 from benchmarks.layers import Apply
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 pytestmark = pytest.mark.gpu
 

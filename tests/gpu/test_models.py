@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.api.module import OptimizedModule
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.numerics import check, compare, observe, reference
-from fusepass.report import CaptureRoute, RegionState
+from fusepass.numerics.check import check, compare, observe, reference
+from fusepass.report.report import CaptureRoute, RegionState
 from tests.support.precision import cudnn, exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]

@@ -13,9 +13,9 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.errors import BuildError
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.support.regions import region
 from tests.unit.test_patch_turns import CASES
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import quick
-from fusepass.module import OptimizedModule
+from fusepass.api.module import OptimizedModule
+from fusepass.runtime import fast_path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]
 
@@ -25,13 +25,13 @@ class LongRows(nn.Module):
 @pytest.fixture
 def ready() -> Iterator[tuple[OptimizedModule, Tensor]]:
     """A model whose calls need no Python, and an input."""
-    quick.wait()
+    fast_path.wait()
     optimised = fusepass.optimize(LongRows(), tune="off")
     x = torch.randn(4, 1 << 20, device="cuda")
     with torch.no_grad():
         for _ in range(8):
             optimised(x)
-        assert optimised._table.door((x,)) is not quick.MISSED
+        assert optimised._table.door((x,)) is not fast_path.MISSED
         yield optimised, x
     assert optimised.report().fallbacks == ()
 
@@ -68,7 +68,7 @@ def test_parameters_are_read_where_they_are() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * self.weight
 
-    quick.wait()
+    fast_path.wait()
     model = Scaled().cuda()
     optimised = fusepass.optimize(model, tune="off")
     x = torch.randn(4, 1 << 20, device="cuda")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fusepass
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 pytestmark = pytest.mark.gpu
 

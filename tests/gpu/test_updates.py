@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.module import OptimizedModule
+from fusepass.api.module import OptimizedModule
 from tests.support.precision import exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from fusepass.structure import flatten
 from tests.models.zoo import ZOO
 from tests.support.precision import exact_products

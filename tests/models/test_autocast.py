@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.support.interpreted import interpreted
 
 pytestmark = pytest.mark.models

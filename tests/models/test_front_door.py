@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.api.module import OptimizedModule
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.numerics import check, compare, reference
-from fusepass.report import CaptureRoute, RegionState, Report
+from fusepass.numerics.check import check, compare, reference
+from fusepass.report.report import CaptureRoute, RegionState, Report
 
 pytestmark = pytest.mark.models
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import compare, reference
-from fusepass.report import RegionState, Report
+from fusepass.numerics.check import compare, reference
+from fusepass.report.report import RegionState, Report
 
 pytestmark = pytest.mark.models
 

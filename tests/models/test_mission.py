@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.numerics import check, observe
-from fusepass.report import RegionState
+from fusepass.numerics.check import check, observe
+from fusepass.report.report import RegionState
 from tests.support.precision import cudnn
 
 pytestmark = pytest.mark.models

@@ -15,8 +15,8 @@ from benchmarks.losses import LOSSES
 from benchmarks.networks import NETWORKS
 from benchmarks.workloads import by_name
 from fusepass.config import override
-from fusepass.numerics import check
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import check
+from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import interpreted
 
 pytestmark = pytest.mark.models

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.support.interpreted import interpreted
 
 pytestmark = pytest.mark.models

@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional
 
 import fusepass
-from fusepass import compile as pipeline
-from fusepass import numerics
-from fusepass.choice import Choice
+from fusepass.api.module import OptimizedModule
 from fusepass.codegen import build
 from fusepass.codegen.source import Source
+from fusepass.compile import pipeline
 from fusepass.errors import BuildError, FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.report import RegionState
+from fusepass.numerics import check
+from fusepass.report.choice import Choice
+from fusepass.report.report import RegionState
 
 Shape = tuple[int, ...]
 
@@ -57,7 +57,7 @@ def made(model: nn.Module, **options: object) -> OptimizedModule:
 def assert_follows(model: nn.Module, optimised: nn.Module, x: torch.Tensor) -> None:
     """The optimised model's result obeys the numeric policy, and is laid out as eager's."""
     with torch.no_grad():
-        outcome = numerics.check(model, optimised, (x,))
+        outcome = check.check(model, optimised, (x,))
         assert outcome.ok, f"{list(x.shape)}: {outcome.explain()}"
         assert optimised(x).stride() == model(x).stride()
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.backend import fusepass_backend
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import check
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import check
+from fusepass.report.report import CaptureRoute
+from fusepass.training.backend import fusepass_backend
 
 pytestmark = pytest.mark.models
 

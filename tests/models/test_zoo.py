@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.models.zoo import ZOO
 from tests.support.interpreted import interpreted
 

@@ -21,7 +21,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from fusepass.codegen.source import Source
 from tests.support.emulate import check_syntax, needs_compiler
 from tests.support.regions import region

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import TILES

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import fusepass
-from fusepass.numerics import check, reference
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import check, reference
+from fusepass.report.report import CaptureRoute
 from tests.property.strategies import Chain, cases
 
 pytestmark = pytest.mark.models

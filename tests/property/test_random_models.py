@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fusepass
 from fusepass.config import Algebra, override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.fuzz.chunk import KNOWN
 from tests.fuzz.noise import is_noise
 from tests.property.random_models import models

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import capture
+from fusepass.capture import trace
 from fusepass.config import Algebra, override
 from tests.support.interpreted import original_operators
 
@@ -133,7 +133,7 @@ def test_strides_are_those_of_eager(case: Case, algebra: Algebra) -> None:
 @settings(max_examples=20, deadline=None)
 @given(cases())
 def test_strides_are_those_of_eager_in_the_slow_export(case: Case) -> None:
-    declined = mock.patch.object(capture, "_record", side_effect=capture.Declined("not recorded"))
+    declined = mock.patch.object(trace, "_record", side_effect=trace.Declined("not recorded"))
     with declined as record:
         hold(case, Algebra.OFF)
     record.assert_called()

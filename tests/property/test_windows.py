@@ -20,7 +20,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.arrangement import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import RULES, Arrangement
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import Region, region, tensor_of
 

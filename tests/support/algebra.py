@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusepass.numerics import compare
+from fusepass.numerics.check import compare
 from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.simplify import simplify
 from tests.support.aten import traced

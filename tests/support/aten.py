@@ -10,9 +10,9 @@ from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusepass.edges import Edges
+from fusepass.compile.boundary_views import Edges
+from fusepass.compile.splice import splice, subgraph
 from fusepass.patterns.partition import Partition
-from fusepass.splice import splice, subgraph
 
 
 def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> fx.GraphModule:

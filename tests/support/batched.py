@@ -12,11 +12,11 @@ from unittest import mock
 
 import torch
 
-from fusepass import runtime
 from fusepass.codegen import build
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
+from fusepass.runtime import region
 
 _REGIONS = 24  # in one translation unit
 
@@ -86,7 +86,7 @@ class Batch:
 
     def empty(self, device: str) -> Callable[..., torch.Tensor]:
         """What allocates the results of regions: zeros where nothing computes them, which are valid places everywhere."""
-        allocate = runtime._EMPTY[device]
+        allocate = region._EMPTY[device]
 
         def allocated(*arguments: Any) -> torch.Tensor:
             result: torch.Tensor = allocate(*arguments)
@@ -106,7 +106,7 @@ def batched() -> Iterator[Batch]:
         mock.patch.object(build, "build_all", batch.names),
         mock.patch.object(build, "build", batch.name),
         mock.patch.object(build, "load", batch.load),
-        mock.patch.dict(runtime._EMPTY, {device: batch.empty(device) for device in runtime._EMPTY}),
+        mock.patch.dict(region._EMPTY, {device: batch.empty(device) for device in region._EMPTY}),
     ):
         yield batch
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from fusepass import candidates
+from fusepass.autotune import candidates
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
@@ -24,7 +24,7 @@ from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.source import Source
-from fusepass.runtime import FusedRegion
+from fusepass.runtime.region import FusedRegion
 from tests.support.interpret import STORAGE, Array, interpret
 
 

@@ -1,4 +1,4 @@
-"""Launchers of `fusepass.quick` around functions of Python."""
+"""Launchers of `fusepass.runtime.fast_path` around functions of Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusepass import quick
+from fusepass.runtime import fast_path
 
 _functions: list[object] = []  # an address does not keep one
 
@@ -51,7 +51,7 @@ def launch_of(status: int, seen: list[tuple[int | None, ...]], **changes: Any) -
         options["entered"]()
         return status
 
-    made = quick.types()
+    made = fast_path.types()
     assert made is not None
     options: dict[str, Any] = {
         "empty": torch._C._dynamo.guards._empty_strided_cpu, "outputs": (((2,), (1,), torch.float32),),

@@ -10,15 +10,15 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fusepass.capture.record import Recorder
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, anchor_traffic, generate, traffic
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tracer import Spec
+from fusepass.compile.splice import subgraph
 from fusepass.patterns.partition import Partition, Region, partition
 from fusepass.patterns.simplify import simplify
 from fusepass.patterns.traffic import nbytes
-from fusepass.record import Recorder
-from fusepass.splice import subgraph
 
 
 @dataclass(frozen=True)

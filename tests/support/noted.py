@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fusepass.edges import Edges
-from fusepass.runtime import FusedRegion
+from fusepass.compile.boundary_views import Edges
+from fusepass.runtime.region import FusedRegion
 
 
 def noted_regions(monkeypatch: pytest.MonkeyPatch) -> list[FusedRegion]:

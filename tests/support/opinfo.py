@@ -17,14 +17,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass import candidates
+from fusepass.autotune import candidates
 from fusepass.codegen.generate import generate
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from fusepass.patterns import partition
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.pattern import Pattern, register, unregister
-from fusepass.report import CaptureRoute, Report
+from fusepass.report.report import CaptureRoute, Report
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
 """The types that samples are drawn in, where an operator has them: one of each kind that promotion tells apart."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fusepass import attention, backend
-from fusepass.backend import Backend
-from fusepass.compile import CompiledGraph
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.config import override
-from fusepass.gradients import BENDS, DECOMPOSITIONS
-from fusepass.joint import minimum_cut
-from fusepass.numerics import in_float64
+from fusepass.numerics.check import in_float64
+from fusepass.training import attention, backend
+from fusepass.training.backend import Backend
+from fusepass.training.gradients import BENDS, DECOMPOSITIONS
+from fusepass.training.joint import minimum_cut
 from tests.support.interpreted import interpreted
 from tests.sweep.entry import Entry, Inputs
 from tests.sweep.trial import Outcome, where

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check, observe
-from fusepass.report import Report
+from fusepass.numerics.check import check, observe
+from fusepass.report.report import Report
 from tests.fuzz.noise import is_noise
 from tests.support.batched import Batch, batched
 from tests.support.interpreted import interpreted, original_operators

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fusepass import measure
-from fusepass.agreement import Agreement, Reference, Tolerance, Verdict, in_float64
+from fusepass.numerics.agreement import Agreement, Reference, Tolerance, Verdict, in_float64
 from tests.support.regions import trace
 
 SAME, DIFFERENT, UNCLEAR = Verdict.SAME, Verdict.DIFFERENT, Verdict.UNCLEAR

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fusepass.backend import Backend
 from fusepass.patterns.aliasing import base, viewed
+from fusepass.training.backend import Backend
 
 aten = torch.ops.aten
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import compile as pipeline
 from fusepass.codegen import build
+from fusepass.compile import pipeline
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 
 def layers(count: int, width: int = 24, **changes: Any) -> nn.Sequential:

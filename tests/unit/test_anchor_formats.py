@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-import fusepass.compile
-import fusepass.rounding
-import fusepass.variants
+import fusepass.codegen.search.rounding
+import fusepass.codegen.search.space
+import fusepass.compile.pipeline
 from fusepass import measure, override
-from fusepass.choice import GENERATED
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
 from fusepass.codegen.ir.convolution import Convolution
@@ -32,12 +32,12 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.search.rounding import differs_from_float32
+from fusepass.codegen.search.space import Variant, anchor_formats, is_precise, library_rounds, variants
 from fusepass.errors import FusepassWarning
-from fusepass.fallbacks import FallbackCounter
-from fusepass.rounding import differs_from_float32
-from fusepass.runtime import FusedRegion
-from fusepass.variants import Variant, anchor_formats, is_precise, library_rounds, variants
-from fusepass.work import Work
+from fusepass.report.choice import GENERATED
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.region import FusedRegion
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.precision import cudnn
@@ -174,7 +174,7 @@ def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.thinned(5)
 def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose convolution is made to run channels last: values and strides are eager's."""
-    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
     make, shape = MODELS[name]
     model = make().eval()
     x = torch.randn(shape)
@@ -222,8 +222,8 @@ def test_one_region_writes_as_the_next_one_reads(
     between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No conversion is left; where a region cannot be made, operators run on the layouts that they know."""
-    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
-    real = fusepass.compile.load_candidates
+    monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
+    real = fusepass.compile.pipeline.load_candidates
 
     def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
         if "tanh" not in work.region.name:
@@ -232,7 +232,7 @@ def test_one_region_writes_as_the_next_one_reads(
         return {}
 
     if broken:
-        monkeypatch.setattr(fusepass.compile, "load_candidates", load)
+        monkeypatch.setattr(fusepass.compile.pipeline, "load_candidates", load)
     model, x = Chain(between).eval(), torch.randn(2, 4, 9, 8)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FusepassWarning)
@@ -248,7 +248,7 @@ def test_one_region_writes_as_the_next_one_reads(
 
 
 def test_inputs_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusepass.variants, "anchor_formats", lambda graph, facts: (LAST,))
+    monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
     x = torch.randn(2 * 4 * 6 * 6 + 1)[1:].view(2, 4, 6, 6)
     with torch.no_grad():
@@ -323,11 +323,11 @@ def test_a_variant_of_another_precision_is_no_candidate(monkeypatch: pytest.Monk
     """Where the library computes in float32 as it stands, channels last would round to TF32."""
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
     for rounds in (False, True):
-        monkeypatch.setattr(fusepass.variants, "rounds_to_tf32", lambda node, rounds=rounds: rounds)
+        monkeypatch.setattr(fusepass.codegen.search.space, "rounds_to_tf32", lambda node, rounds=rounds: rounds)
         assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
         assert is_precise(Variant(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
     with cudnn(allow_tf32=False):
-        monkeypatch.setattr(fusepass.variants, "rounds_to_tf32", lambda node: False)
+        monkeypatch.setattr(fusepass.codegen.search.space, "rounds_to_tf32", lambda node: False)
         assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200)
 
 
@@ -410,10 +410,10 @@ def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
     monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 40)
-    monkeypatch.setattr(fusepass.rounding, "differs_from_float32", lambda *_: tried.append(True) or True)
+    monkeypatch.setattr(fusepass.codegen.search.rounding, "differs_from_float32", lambda *_: tried.append(True) or True)
     with override(cache_dir=tmp_path):
         for _ in range(2):
-            monkeypatch.setattr(fusepass.rounding, "_known", {})
+            monkeypatch.setattr(fusepass.codegen.search.rounding, "_known", {})
             assert library_rounds(graph, H200)
             assert len(variants(graph, H200, "max")) > 2  # capture describes tensors; nothing can be computed of these
         assert len(tried) == 1

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusepass import attention
-from fusepass.backend import Backend
-from fusepass.compile import CompiledGraph
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.training import attention
+from fusepass.training.backend import Backend
 from tests.unit.test_rules_attention import FIRES, RULE, K, Q, V, attend
 
 OTHER_PRODUCTS = {"baddbmm", "added before"}

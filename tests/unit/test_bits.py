@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusepass.backend import Backend
 from fusepass.codegen import toolchain
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType
@@ -19,6 +18,7 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Role, Store
 from fusepass.codegen.render import render
 from fusepass.codegen.source import Target
+from fusepass.training.backend import Backend
 from tests.support import kernels as k
 from tests.support.probe import Probe, include_lines
 

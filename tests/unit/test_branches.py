@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
+from fusepass.api.module import OptimizedModule
+from fusepass.capture.trace import Captured, CaptureFailure, capture
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.numerics import check
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import check
+from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import interpreted
 
 Forward = Callable[..., Any]

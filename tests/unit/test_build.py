@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusepass.cli.doctor import diagnose
 from fusepass.codegen import build as builds
 from fusepass.codegen import cache, toolchain
 from fusepass.codegen.build import build, build_all, load
@@ -24,7 +25,6 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
 from fusepass.config import override
-from fusepass.doctor import diagnose
 from fusepass.errors import BuildError
 from tests.support import precompiled
 

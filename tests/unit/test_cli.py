@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import fusepass
-from fusepass import cli, doctor
-from fusepass.cli_model import InputSpec, UsageError, load_call
+from fusepass.cli import doctor, main
+from fusepass.cli.model import InputSpec, UsageError, load_call
 from fusepass.codegen import cache, choices
 from fusepass.codegen.source import Source, Target
-from fusepass.report import CaptureRoute, RegionReport, Report, SourceFile
+from fusepass.report.report import CaptureRoute, RegionReport, Report, SourceFile
 
 NET = """
 import torch
@@ -137,7 +137,7 @@ def test_device_moves_model_and_inputs(name: str, net: str) -> None:
 
 def test_explain_prints_the_report(net: str, explained: list, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["explain", f"{net}:Two", "--input", "2,3", "--input", "4:int64", "--device", "cpu"]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     [(model, x, index)] = explained
     assert type(model).__name__ == "Two"
     assert (x.shape, x.dtype, index.shape, index.dtype) == ((2, 3), torch.float32, (4,), torch.int64)
@@ -148,13 +148,13 @@ def test_explain_prints_the_report(net: str, explained: list, capsys: pytest.Cap
 
 
 def test_explain_passes_keyword_arguments(net: str, explained: list) -> None:
-    assert cli.main(["explain", f"{net}:named"]) == 0
+    assert main.main(["explain", f"{net}:named"]) == 0
     [(_, (name, value))] = explained
     assert (name, value.tolist()) == ("x", [1.0])
 
 
 def test_explain_as_json(net: str, explained: list, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", f"{net}:pair", "--json", "--sources", "out"]) == 0
+    assert main.main(["explain", f"{net}:pair", "--json", "--sources", "out"]) == 0
     streams = capsys.readouterr()
     assert Report.from_json(streams.out).regions == (region("a/b"),) * 2
     assert streams.err == "wrote 2 sources below out\n"
@@ -163,7 +163,7 @@ def test_explain_as_json(net: str, explained: list, capsys: pytest.CaptureFixtur
 
 
 def test_show_sources(net: str, explained: list, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", f"{net}:pair", "--show-sources"]) == 0
+    assert main.main(["explain", f"{net}:pair", "--show-sources"]) == 0
     assert "\n==> a_b/k.cpp <==\n// a/b\n\n==> a_b_2/k.cpp <==\n// a/b\n" in capsys.readouterr().out
 
 
@@ -201,7 +201,7 @@ def test_show_sources(net: str, explained: list, capsys: pytest.CaptureFixture[s
 def test_wrong_usage_is_one_line_and_status_2(
     arguments: list[str], message: str, net: str, explained: list, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["explain", *(argument.replace("NET", net) for argument in arguments)]) == 2
+    assert main.main(["explain", *(argument.replace("NET", net) for argument in arguments)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("fusepass: error: ")
     assert message.replace("NET", net) in err
@@ -211,7 +211,7 @@ def test_wrong_usage_is_one_line_and_status_2(
 @pytest.mark.parametrize("argv", [[], ["melt"], ["cache"], ["explain"], ["explain", "a:b", "--json", "--show-sources"]])
 def test_arguments_that_do_not_parse(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(argv)
+        main.main(argv)
     assert end.value.code == 2
     err = capsys.readouterr().err
     assert ": error: " in err
@@ -225,11 +225,11 @@ def test_a_fault_in_explain_is_one_line(
         raise ValueError("device 'meta' is not supported\nmore")
 
     monkeypatch.setattr(fusepass, "explain", explain)
-    assert cli.main(["explain", f"{net}:pair"]) == 2
+    assert main.main(["explain", f"{net}:pair"]) == 2
     message = f"fusepass: error: explaining {net}:pair: ValueError: device 'meta' is not supported\n"
     assert capsys.readouterr().err == message
     monkeypatch.setenv("FUSEPASS_DEBUG", "1")
-    assert cli.main(["explain", f"{net}:pair"]) == 2
+    assert main.main(["explain", f"{net}:pair"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith(message)
@@ -237,7 +237,7 @@ def test_a_fault_in_explain_is_one_line(
 
 def test_a_wrong_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FUSEPASS_DEBUG", "perhaps")
-    assert cli.main(["cache", "path"]) == 2
+    assert main.main(["cache", "path"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("fusepass: error: reading the options: ValueError: FUSEPASS_DEBUG is 'perhaps'")
     assert err.count("\n") == 1
@@ -265,18 +265,18 @@ def store(name: str, key: str, library: bytes) -> None:
 
 def test_empty_cache(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("list", "verify"):
-        assert cli.main(["cache", action]) == 0
+        assert main.main(["cache", action]) == 0
         assert capsys.readouterr().out == f"the cache is empty: {cache_dir}\n"
-    assert cli.main(["cache", "path"]) == 0
+    assert main.main(["cache", "path"]) == 0
     assert capsys.readouterr().out == f"{cache_dir}\n"
-    assert cli.main(["cache", "clear"]) == 0
+    assert main.main(["cache", "clear"]) == 0
     assert capsys.readouterr().out == "freed 0 B\n"
 
 
 def test_cache_list_verify_and_clear(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store("conv_gelu", "ab" * 32, b"x" * 3000)
     store("layer_norm", "cd" * 32, b"y" * 5000)
-    assert cli.main(["cache", "list"]) == 0
+    assert main.main(["cache", "list"]) == 0
     head, first, second, total = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "target", "arch", "size", "built", "key"]
     assert first.split()[:3] == ["conv_gelu", "cpu", "native"]
@@ -284,16 +284,16 @@ def test_cache_list_verify_and_clear(cache_dir: Path, capsys: pytest.CaptureFixt
     assert second.endswith("  cdcdcdcdcdcd")
     assert total.startswith("2 libraries, 8.")
 
-    assert cli.main(["cache", "verify"]) == 0
+    assert main.main(["cache", "verify"]) == 0
     assert capsys.readouterr().out == "2 libraries intact\n"
     cache.entries()[1].library.write_bytes(b"z" * 5000)
-    assert cli.main(["cache", "verify"]) == 1
+    assert main.main(["cache", "verify"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[1].startswith("layer_norm ")
     assert lines[2] == "1 of 2 libraries damaged; each is rebuilt when it is needed"
 
-    assert cli.main(["cache", "clear"]) == 0
+    assert main.main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("freed 8.")
     assert cache.entries() == []
 
@@ -303,20 +303,20 @@ def test_measured_choices_are_listed_verified_and_cleared(cache_dir: Path, capsy
         chosen = {"chosen": "eager" if speedup < 1 else "generated", "speedup": speedup}
         chosen |= {"dropped": [["channels last", "wrong"]]} if speedup > 1 else {}
         choices.store(key, choices.Record("softmax_add", "CPU, 2 cores", "fast", "", chosen))
-    assert cli.main(["cache", "list"]) == 0
+    assert main.main(["cache", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["softmax_add", "eager", "0.75", "fast", "CPU,", "2", "cores", "abababababab"]
     assert "generated (1 dropped)" in lines[2]
     assert lines[-1] == "2 measured choices"
-    assert cli.main(["cache", "verify"]) == 0
+    assert main.main(["cache", "verify"]) == 0
     assert capsys.readouterr().out == "2 measured choices intact\n"
     path = choices.entries()[0].path
     path.write_text(path.read_text().replace("0.75", "1.75"))
-    assert cli.main(["cache", "verify"]) == 1
+    assert main.main(["cache", "verify"]) == 1
     out = capsys.readouterr().out
     assert "(unreadable)" in out
     assert "1 of 2 measured choices damaged" in out
-    assert cli.main(["cache", "clear"]) == 0
+    assert main.main(["cache", "clear"]) == 0
     assert choices.entries() == []
 
 
@@ -326,7 +326,7 @@ def test_cache_list_fits_a_narrow_terminal(
     store("conv_transpose_" * 8, "ab" * 32, b"x")
     for columns in (40, 80):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert cli.main(["cache", "list"]) == 0
+        assert main.main(["cache", "list"]) == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= columns
 
 
@@ -336,9 +336,9 @@ def test_doctor_ends_with_what_it_found(
 ) -> None:
     found = doctor.Diagnosis((doctor.Check("ninja", ok, "1.13", "" if ok else "pip install ninja"),))
     monkeypatch.setattr(doctor, "diagnose", lambda: found)
-    assert cli.main(["doctor"]) == (0 if ok else 1)
+    assert main.main(["doctor"]) == (0 if ok else 1)
     assert capsys.readouterr().out == f"{found}\n"
-    assert cli.main(["doctor", "--json"]) == (0 if ok else 1)
+    assert main.main(["doctor", "--json"]) == (0 if ok else 1)
     assert json.loads(capsys.readouterr().out)["ok"] is ok
 
 
@@ -358,7 +358,7 @@ def test_as_a_program(net: str, cache_dir: Path) -> None:
 
 def test_explain_for_real(net: str, cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Capture to build, as a user runs it: the two operators of the model are one region with one source."""
-    assert cli.main(["explain", f"{net}:pair", "--json", "--sources", "out"]) == 0
+    assert main.main(["explain", f"{net}:pair", "--json", "--sources", "out"]) == 0
     report = Report.from_json(capsys.readouterr().out)
     assert (report.model, report.capture, report.ops_total, report.ops_fused) == ("Gelu", CaptureRoute.TRACED, 2, 2)
     [found] = report.regions

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.config import override
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.support.batched import batched
 
 

@@ -13,15 +13,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map_only
 
 import fusepass
-from fusepass import candidates
+from fusepass.autotune import candidates
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.lowering.tensor import Unsupported
+from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.partition import partition
-from fusepass.splice import subgraph
-from fusepass.work import Work
 from tests.support.regions import region
 
 Function = Callable[[Tensor], Tensor]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusepass.corrections import correct
+from fusepass.compile.corrections import correct
 from tests.support.aten import traced
 
 aten = torch.ops.aten

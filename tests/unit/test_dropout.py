@@ -13,15 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusepass
-from fusepass import joint
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.random import place
 from fusepass.codegen.lowering import dropout
 from fusepass.codegen.lowering.dropout import kept as computed
-from fusepass.compile import CompiledGraph, compile_graph
-from fusepass.dropout import Rule, rule_of, split_by
-from fusepass.report import RegionState
-from fusepass.shorter import shorten
+from fusepass.compile.dropout import Rule, rule_of, split_by
+from fusepass.compile.pipeline import CompiledGraph, compile_graph
+from fusepass.report.report import RegionState
+from fusepass.runtime.operators import shorten
+from fusepass.training import joint
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.moved import Given, generated
 
@@ -227,7 +227,7 @@ def test_the_rule_is_tried_with_tensors_that_have_numbers(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("fusepass.dropout._tried", tried)
+    monkeypatch.setattr("fusepass.compile.dropout._tried", tried)
     with FakeTensorMode():
         assert rule_of(torch.device("cuda", 0)) is RULE
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import fusepass
-from fusepass.module import OptimizedModule
-from fusepass.report import CaptureRoute
+from fusepass.api.module import OptimizedModule
+from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import original_operators
 
 Undo = Callable[[], object]

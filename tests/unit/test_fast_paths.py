@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import fast_paths
-from fusepass.capture import Captured, capture
-from fusepass.numerics import check
+from fusepass.capture import fast_paths
+from fusepass.capture.trace import Captured, capture
+from fusepass.numerics.check import check
 from tests.support.interpreted import original_operators
 
 WIDTH, LENGTH, BATCH = 12, 3, 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusepass.capture import Captured, capture
+from fusepass.capture.trace import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.expr import ReduceOp
@@ -20,7 +20,7 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
-from fusepass.variants import variants
+from fusepass.codegen.search.space import variants
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import Region, region

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fusepass.capture import Captured, capture
+from fusepass.capture.trace import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.few_results import few_results_of
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.search.space import variants
 from fusepass.patterns.anchor_work import gives_few_results
-from fusepass.variants import variants
 from tests.support.convolutions import FEW_RESULTS, Case, generated, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.unit.test_depthwise import assert_rounded_once

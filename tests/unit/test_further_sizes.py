@@ -11,16 +11,17 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusepass import candidates, tune, variants
-from fusepass.choice import EAGER, Choice
+from fusepass.autotune import candidates, tune
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, obstacle
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.search import space
+from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.partition import partition
-from fusepass.splice import subgraph
-from fusepass.work import Work
+from fusepass.report.choice import EAGER, Choice
 from tests.support import kernels as k
 
 SIZES = ((2, 12), (3, 14), (4, 17), (5, 20))
@@ -41,7 +42,7 @@ def generated(forms: Forms, monkeypatch: pytest.MonkeyPatch, channels: int, batc
     """The region at these sizes, candidates generated."""
     monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
     monkeypatch.setattr(candidates, "recall", lambda work: None)
-    monkeypatch.setattr(variants, "rounds_to_tf32", lambda node: True)
+    monkeypatch.setattr(space, "rounds_to_tf32", lambda node: True)
     graph = graph_of(channels, batch, side)
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})

@@ -12,17 +12,17 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fusepass import backend
-from fusepass.backend import Backend
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.compile import CompiledGraph
-from fusepass.gradients import DECOMPOSITIONS, gradients_apart
-from fusepass.joint import minimum_cut
+from fusepass.codegen.search.space import anchor_formats, variants
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.partition import partition
-from fusepass.variants import anchor_formats, variants
+from fusepass.training import backend
+from fusepass.training.backend import Backend
+from fusepass.training.gradients import DECOMPOSITIONS, gradients_apart
+from fusepass.training.joint import minimum_cut
 from tests.support.regions import TILES, region, trace
 
 aten = torch.ops.aten

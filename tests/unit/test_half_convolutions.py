@@ -21,8 +21,8 @@ from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
+from fusepass.codegen.search.space import variants
 from fusepass.errors import IRError
-from fusepass.variants import variants
 from tests import compile_cuda
 from tests.support.convolutions import (
     DIRECT_HALVES,

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusepass import candidates, override
-from fusepass.choice import GENERATED
+from fusepass import override
+from fusepass.autotune import candidates
+from fusepass.autotune.work import Work
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType, Precision
@@ -33,12 +34,12 @@ from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
+from fusepass.codegen.search.space import variants
 from fusepass.codegen.source import Source
+from fusepass.compile.splice import subgraph
 from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
-from fusepass.splice import subgraph
-from fusepass.variants import variants
-from fusepass.work import Work
+from fusepass.report.choice import GENERATED
 from tests import compile_cuda
 from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of

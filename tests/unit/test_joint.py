@@ -15,14 +15,14 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusepass import backend
-from fusepass.backend import Backend
 from fusepass.codegen.lowering import registry
-from fusepass.compared import _COMPARISONS
-from fusepass.compile import CompiledGraph
-from fusepass.gradients import BENDS, DECOMPOSITIONS
-from fusepass.joint import minimum_cut, normalise_again, partition_joint
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.opclass import OpClass, classify
+from fusepass.training import backend
+from fusepass.training.backend import Backend
+from fusepass.training.compared import _COMPARISONS
+from fusepass.training.gradients import BENDS, DECOMPOSITIONS
+from fusepass.training.joint import minimum_cut, normalise_again, partition_joint
 
 aten = torch.ops.aten
 

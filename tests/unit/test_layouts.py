@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
+from fusepass.capture.trace import Captured, CaptureFailure, capture
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 
 # Eager's batch normalisation gives a contiguous result for it, fake tensors one with the input's strides.
 SINGLE = torch.randn(1, 2, 2, 8, dtype=torch.float64).permute(2, 3, 1, 0)

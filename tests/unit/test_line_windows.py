@@ -16,7 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.codegen.schedule.plan import Schedule
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated

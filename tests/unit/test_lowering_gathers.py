@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, capture
+from fusepass.capture.trace import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate, pass_options
 from fusepass.codegen.ir.dtype import DType

@@ -15,7 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 import fusepass
 from fusepass.codegen.lowering.registry import decomposed, supports
 from fusepass.codegen.passes.pipeline import PassOptions
-from fusepass.numerics import check
+from fusepass.numerics.check import check
 from tests.support.emulate import needs_compiler
 from tests.support.regions import NO_SPLIT, TINY, operator_region, region
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.report import CaptureRoute
+from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import original_operators
 
 NAMES = [

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusepass.numerics import Comparison, check, compare, observe, reference
+from fusepass.numerics.check import Comparison, check, compare, observe, reference
 
 INF, NAN = math.inf, math.nan
 
@@ -209,7 +209,7 @@ def test_a_result_judged_in_pieces_is_judged_as_one(monkeypatch: pytest.MonkeyPa
     eager, oracle = softmax_case()
     wrong = changed(changed(eager, (50, 2), 9.0), (60, 0), NAN)
     whole = [compare(a, eager, oracle) for a in (eager, wrong, changed(eager, (50, 2), 9.0))]
-    monkeypatch.setattr("fusepass.comparison._CHUNK", 100)
+    monkeypatch.setattr("fusepass.numerics.comparison._CHUNK", 100)
     pieces = [compare(a, eager, oracle) for a in (eager, wrong, changed(eager, (50, 2), 9.0))]
     for one, many in zip(whole, pieces, strict=True):
         assert one.leaves[0].problem == many.leaves[0].problem

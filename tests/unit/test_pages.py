@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fusepass
-from fusepass import pages
+from fusepass.runtime import pages
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MIB = 1 << 20
@@ -42,7 +42,7 @@ def test_nothing_happens_where_there_are_none(missing: str, monkeypatch: pytest.
 
 def test_small_results_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr("fusepass.runtime.prefer_large", lambda *call: calls.append(call))
+    monkeypatch.setattr("fusepass.runtime.region.prefer_large", lambda *call: calls.append(call))
     with torch.no_grad():
         for size in (MIB - 1, MIB):
             model = fusepass.optimize(Double())

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fusepass.codegen.lowering.lower import lower
+from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.opclass import OpClass
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Partition, Region, partition
 from fusepass.patterns.pattern import Pattern, patterns, register, unregister
-from fusepass.splice import subgraph
 from tests.support.aten import exported, run_regions, traced
 
 Layers = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]

@@ -18,7 +18,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.codegen.schedule.patch_results import images_together
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated

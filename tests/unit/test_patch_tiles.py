@@ -15,7 +15,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.arrangement import Arrangement
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of

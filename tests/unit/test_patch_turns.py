@@ -13,8 +13,8 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.arrangement import Arrangement
 from fusepass.codegen.schedule.banks import turns_of_access
+from fusepass.codegen.schedule.overrides import Arrangement
 from fusepass.codegen.schedule.shape import ceil
 from tests.support.convolutions import DEPTHWISE, generated
 from tests.support.emulate import emulate, needs_compiler

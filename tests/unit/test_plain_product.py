@@ -18,7 +18,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
-from fusepass.variants import Variant, variants
+from fusepass.codegen.search.space import Variant, variants
 from tests.support.convolutions import (
     PATCHES,
     POINTWISE,

@@ -30,7 +30,7 @@ from fusepass.codegen.schedule_product import (
 )
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
 from fusepass.errors import IRError
-from fusepass.numerics import compare
+from fusepass.numerics.check import compare
 from tests import compile_cuda
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import cli, measure
+from fusepass import measure
+from fusepass.cli import main
 from fusepass.errors import CaptureError
-from fusepass.profile import OpTime, Profile, Step
-from fusepass.report import SourceFile
+from fusepass.profiling.profile import OpTime, Profile, Step
+from fusepass.report.report import SourceFile
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -48,7 +49,7 @@ def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
         return seconds
 
     monkeypatch.setattr(measure, "clock", clock)
-    monkeypatch.setattr("fusepass.profiler._SECONDS", 0.0)
+    monkeypatch.setattr("fusepass.profiling.profiler._SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +155,8 @@ def test_profiling_changes_nothing() -> None:
 
 
 def test_a_region_left_to_eager_is_profiled_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from fusepass import tune
-    from fusepass.choice import EAGER, Choice
+    from fusepass.autotune import tune
+    from fusepass.report.choice import EAGER, Choice
 
     monkeypatch.setattr(tune, "_measured", lambda *_: Choice(EAGER, ((EAGER, 1.0), ("generated", 2.0)), 0.5))
     optimised = fusepass.optimize(nn.Sequential(nn.Tanh(), nn.ReLU()), tune="max", cache_dir=tmp_path)
@@ -223,10 +224,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         "from torch import nn\nnet = nn.Sequential(nn.Tanh(), nn.ReLU())\n"
     )
     command = ["profile", "net_of_test_profile:net", "--input", "4,8"]
-    assert cli.main([*command, "--html", "page.html"]) == 0
+    assert main.main([*command, "--html", "page.html"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Sequential on cpu\n")
     assert "tanh_relu" in out
     assert "tanh_relu, fused" in (tmp_path / "page.html").read_text()
-    assert cli.main([*command, "--json"]) == 0
+    assert main.main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"][0]["name"] == "tanh_relu"

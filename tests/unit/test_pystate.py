@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
-from fusepass.pystate import PythonState
-from fusepass.report import CaptureRoute
+from fusepass.capture.trace import Captured, CaptureFailure, capture
+from fusepass.guards.pystate import PythonState
+from fusepass.report.report import CaptureRoute
 
 
 @dataclass(slots=True)

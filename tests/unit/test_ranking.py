@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from fusepass.ranking import LEAST_ROUNDS, MARGIN, Ratio, ranking
+from fusepass.autotune.ranking import LEAST_ROUNDS, MARGIN, Ratio, ranking
 
 
 def test_the_interval_holds_the_median_as_often_as_it_says() -> None:

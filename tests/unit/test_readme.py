@@ -19,21 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import readme
-from fusepass import cli, config
-from fusepass.capture import Captured, capture
+from fusepass import config
+from fusepass.capture.trace import Captured, capture
+from fusepass.cli import main
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, generate, pass_options
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.pipeline import passes
+from fusepass.compile.splice import subgraph
 from fusepass.config import Algebra
 from fusepass.patterns import pattern
 from fusepass.patterns.opclass import direct_class
 from fusepass.patterns.partition import partition
 from fusepass.patterns.rules import RULES
-from fusepass.splice import subgraph
-from fusepass.table import wrap
+from fusepass.report.table import wrap
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -166,7 +167,7 @@ def test_the_commands_exist(line: str, capsys: pytest.CaptureFixture[str]) -> No
     words = line.partition("#")[0].split()[1:]
     command = [word for word in words if not word.startswith("-")]
     with pytest.raises(SystemExit) as stopped:
-        cli.main([*command[: 2 if command[0] == "cache" else 1], "--help"])
+        main.main([*command[: 2 if command[0] == "cache" else 1], "--help"])
     assert stopped.value.code == 0
     usage = capsys.readouterr().out
     assert all(word in usage for word in words if word.startswith("--"))

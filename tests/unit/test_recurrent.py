@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass.capture import Captured, capture
+from fusepass.capture.recurrent import RECURRENT
+from fusepass.capture.trace import Captured, capture
 from fusepass.errors import FusepassWarning
-from fusepass.numerics import check
-from fusepass.recurrent import RECURRENT
-from fusepass.report import CaptureRoute
+from fusepass.numerics.check import check
+from fusepass.report.report import CaptureRoute
 
 LAYERS: dict[str, Callable[[], nn.RNNBase]] = {
     "gru": lambda: nn.GRU(3, 4),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
-from fusepass.replay import Pool, Replay, Tensors
+from fusepass.runtime.replay import Pool, Replay, Tensors
 
 
 class FakeGraphs:
@@ -240,8 +240,8 @@ def test_on_a_cpu_it_changes_nothing_and_the_report_says_so() -> None:
 
 def test_the_option_reaches_the_calls_of_a_model(graphs: FakeGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole model over the fake layer: assigned parameters, running statistics, held results."""
-    monkeypatch.setattr("fusepass.specialisation.obstacle", lambda graph, arguments: None)
-    monkeypatch.setattr("fusepass.specialisation.CudaGraphs", lambda device: graphs)
+    monkeypatch.setattr("fusepass.dispatch.specialisation.obstacle", lambda graph, arguments: None)
+    monkeypatch.setattr("fusepass.dispatch.specialisation.CudaGraphs", lambda device: graphs)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GELU()).eval()
     optimised = fusepass.optimize(net, cuda_graphs=True)
     inputs = [torch.rand(5, 3) for _ in range(6)]
@@ -272,7 +272,7 @@ def test_what_dynamo_serves_is_not_captured() -> None:
 
 
 def test_random_numbers_and_waiting_are_refused() -> None:
-    from fusepass.replay import obstacle
+    from fusepass.runtime.replay import obstacle
 
     cuda = torch.device("cuda")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fusepass.choice import Choice
 from fusepass.errors import FusepassWarning
-from fusepass.fallbacks import FallbackCounter, FallbackReport
-from fusepass.report import (
+from fusepass.report.choice import Choice
+from fusepass.report.report import (
     CaptureRoute,
     KernelRecord,
     OpRecord,
@@ -24,7 +23,8 @@ from fusepass.report import (
     RewriteReport,
     SourceFile,
 )
-from fusepass.table import Column, human_bytes, human_count, shorten, table
+from fusepass.report.table import Column, human_bytes, human_count, shorten, table
+from fusepass.runtime.fallbacks import FallbackCounter, FallbackReport
 
 MIB = 1 << 20
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import backend
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Masked, Op
 from fusepass.codegen.ir.fitting import fits
@@ -20,9 +19,10 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import override
-from fusepass.joint import minimum_cut, partition_joint
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.simplify import simplify
+from fusepass.training import backend
+from fusepass.training.joint import minimum_cut, partition_joint
 from tests.support.regions import region, trace
 
 Function = Callable[..., Any]

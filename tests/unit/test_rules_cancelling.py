@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import fusepass
-from fusepass.numerics import compare
+from fusepass.numerics.check import compare
 from fusepass.patterns.cost import NOTHING, cost
 from fusepass.patterns.simplify import simplify
 from tests.support.aten import traced

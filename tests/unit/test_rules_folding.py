@@ -184,7 +184,7 @@ def test_rules_about_anchors_load_nothing_slow() -> None:
 import sys, torch
 from torch import nn
 from unittest.mock import patch
-from fusepass.capture import capture
+from fusepass.capture.trace import capture
 from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.simplify import simplify
 class Scale(nn.Module):

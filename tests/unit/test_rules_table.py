@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from fusepass.config import Algebra, override
-from fusepass.numerics import compare, nudged
+from fusepass.numerics.check import compare, nudged
 from fusepass.patterns.cost import NOTHING
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import Application, simplify

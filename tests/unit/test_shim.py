@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
+from fusepass.capture.trace import Captured, CaptureFailure, capture
 
 MODES: dict[str, tuple[AbstractContextManager[Any], AbstractContextManager[Any], str]] = {
     "gradients": (torch.no_grad(), torch.enable_grad(), "records gradients"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusepass.shorter import SHORTER, shorter
+from fusepass.runtime.operators import SHORTER, shorter
 
 aten = torch.ops.aten
 

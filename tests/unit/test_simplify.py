@@ -19,12 +19,12 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from fusepass.config import override
 from fusepass.garbage import collector_paused
 from fusepass.patterns import simplify as driver
-from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Match, match
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES, arithmetic, copies, views
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION, Application, replace_match, simplify
+from fusepass.patterns.worklist import Agenda, Agendas
 from tests.support.aten import exported, same_bits, traced
 
 aten = torch.ops.aten

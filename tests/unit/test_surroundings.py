@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import surroundings
-from fusepass.capture import CaptureFailure, capture
+from fusepass.capture.trace import CaptureFailure, capture
+from fusepass.guards import surroundings
 
 SCALE = 2.0
 STEPS = 0

@@ -27,8 +27,8 @@ from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.source import Target
 from fusepass.errors import FusepassWarning, IRError
-from fusepass.fallbacks import FallbackCounter
-from fusepass.runtime import _failed
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.region import _failed
 from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler

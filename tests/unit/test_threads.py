@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusepass.apart import tracing_apart
+from fusepass.capture.threads import tracing_apart
 
 
 def together(*functions: Callable[[], None]) -> list[BaseException]:

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fusepass import backend
-from fusepass.backend import Backend
-from fusepass.draws import with_draws
-from fusepass.gradients import BENDS, DECOMPOSITIONS
-from fusepass.joint import minimum_cut
-from fusepass.meta import Meta, with_strides
+from fusepass.runtime.meta import Meta, with_strides
+from fusepass.training import backend
+from fusepass.training.backend import Backend
+from fusepass.training.draws import with_draws
+from fusepass.training.gradients import BENDS, DECOMPOSITIONS
+from fusepass.training.joint import minimum_cut
 
 
 @pytest.fixture(params=["as on a CPU", "as on a GPU"])

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusepass import measure, trial
-from fusepass.choice import EAGER, GENERATED, Choice
-from fusepass.work import Work
+from fusepass import measure
+from fusepass.autotune import trial
+from fusepass.autotune.work import Work
+from fusepass.report.choice import EAGER, GENERATED, Choice
 from tests.support.fake_time import FakeTime
 from tests.support.regions import trace
 

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-import fusepass.runtime
-from fusepass import candidates, measure, trial, tune
-from fusepass.choice import EAGER, GENERATED, Choice
+import fusepass.runtime.region
+from fusepass import measure
+from fusepass.autotune import candidates, trial, tune
+from fusepass.autotune.work import Work
 from fusepass.codegen import build, cache, choices
 from fusepass.errors import BuildError, FusepassWarning
-from fusepass.report import RegionReport, RegionState, Report
-from fusepass.runtime import FusedRegion
-from fusepass.work import Work
+from fusepass.report.choice import EAGER, GENERATED, Choice
+from fusepass.report.report import RegionReport, RegionState, Report
+from fusepass.runtime.region import FusedRegion
 from tests.support.fake_time import FakeTime
 
 
@@ -312,7 +313,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
         return f"def run(*inputs): {body}\n", {**SCOPE, "eager": region.original}
 
-    monkeypatch.setattr("fusepass.runtime._launcher", launcher)
+    monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def formats(
     """Runs, instead of the calls of candidates, a body by the candidate's name; what is measured of eager is slow."""
 
     def replace_calls(bodies: dict[str, str]) -> None:
-        real = fusepass.runtime._launcher
+        real = fusepass.runtime.region._launcher
 
         def launcher(region: FusedRegion, *rest: Any) -> tuple[str, dict[str, Any]]:
             body = bodies.get("channels last" if region.conversions else GENERATED)
@@ -373,7 +374,7 @@ def formats(
                 return real(region, *rest)
             return f"def run(*inputs): {body}\n", {**SCOPE, "spend": fake_time.spend, "eager": region.original}
 
-        monkeypatch.setattr("fusepass.runtime._launcher", launcher)
+        monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
 
     slow(EAGER)
     return replace_calls
@@ -546,7 +547,7 @@ def test_generated_code_that_fails_gives_way_with_a_warning(monkeypatch: pytest.
     def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
         return "def run(*inputs): raise RuntimeError('no such kernel')\n", {}
 
-    monkeypatch.setattr("fusepass.runtime._launcher", launcher)
+    monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
     model, x = Net(), torch.rand(8)
     optimised = fusepass.optimize(model, tune="fast")
     with pytest.warns(FusepassWarning, match="its first run failed: no such kernel"):

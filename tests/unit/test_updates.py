@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, capture
+from fusepass.capture.trace import Captured, capture
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import generate
 from fusepass.codegen.ir.dtype import DType
@@ -25,12 +25,12 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.updates import store_once, write_last
 from fusepass.codegen.render import render
-from fusepass.compile import CompiledGraph, compile_graph
-from fusepass.numerics import check
+from fusepass.compile.pipeline import CompiledGraph, compile_graph
+from fusepass.compile.splice import subgraph
+from fusepass.numerics.check import check
 from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
-from fusepass.runtime import FusedRegion
-from fusepass.splice import subgraph
+from fusepass.runtime.region import FusedRegion
 from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.noted import noted_regions
@@ -366,7 +366,7 @@ def test_memory_that_lies_oddly_is_written(name: str, without_python: bool, monk
     lies, exact = ODD[name]
     region = writing(monkeypatch, exact)
     if without_python:
-        fusepass.quick.wait()
+        fusepass.runtime.fast_path.wait()
     run = region.launcher() if without_python else region.run
     kinds = [region.outputs[number] for number in region.written]
     start = [lies((torch.rand(meta.shape) * 5).to(meta.dtype)) for meta in kinds]

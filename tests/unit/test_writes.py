@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 import fusepass
-from fusepass.capture import Captured, capture
-from fusepass.compile import compile_graph
-from fusepass.numerics import check
-from fusepass.shorter import SHORTER
-from fusepass.writes import gather_writes
+from fusepass.capture.trace import Captured, capture
+from fusepass.compile.pipeline import compile_graph
+from fusepass.compile.writes import gather_writes
+from fusepass.numerics.check import check
+from fusepass.runtime.operators import SHORTER
 from tests.support.aten import traced
 from tests.support.interpreted import interpreted
 

@@ -1,0 +1,105 @@
+"""`optimize` and `explain` behind the light import: checks what users pass, and says what to pass instead."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusepass.api.module import OptimizedModule, optimized
+from fusepass.capture.trace import CaptureFailure
+from fusepass.config import override
+from fusepass.dispatch.specialise import Specialiser
+from fusepass.report.report import Report
+from fusepass.structure import Template
+
+_ADVICE = "pass a tuple of positional arguments, a dict of keyword arguments, or one tensor"
+
+
+def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) -> OptimizedModule:
+    """See `fusepass.optimize`."""
+    original = _module(model, "optimize")
+    with override(**options):  # says what is wrong with them
+        pass
+    optimised = optimized(original, options)
+    if example_inputs is not None:
+        args, kwargs = _arguments(example_inputs)
+        _prepare(optimised._specialiser, original, args, kwargs)
+    return optimised
+
+
+def explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+    """See `fusepass.explain`."""
+    original = _module(model, "explain")
+    specialiser = Specialiser(original, {})
+    traced = _prepare(specialiser, original, args, kwargs)
+    trial = None if traced else _copy(original)
+    if trial is not None:
+        specialiser = Specialiser(trial, {})
+        with torch.no_grad(), torch.random.fork_rng():
+            specialiser(*_copied_inputs(args, kwargs))
+    return specialiser.report()
+
+
+def _module(model: object, function: str) -> nn.Module:
+    if isinstance(model, OptimizedModule):
+        return model.original
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise TypeError(f"fusepass.{function} takes an instance of {model.__name__}, not the class; call it first")
+    raise TypeError(
+        f"fusepass.{function} takes a torch.nn.Module, not a {type(model).__name__}; "
+        "put a function into the forward method of a module"
+    )
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, tuple):
+        return example_inputs, {}
+    if isinstance(example_inputs, dict) and all(isinstance(name, str) for name in example_inputs):
+        return (), example_inputs
+    raise TypeError(f"example_inputs is a {type(example_inputs).__name__}; {_ADVICE}")
+
+
+def _prepare(specialiser: Specialiser, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Specialise for a call without gradients, and say whether that was possible.
+
+    Raises:
+        ValueError: the model itself rejects the inputs.
+    """
+    made = specialiser.prepare(args, kwargs)
+    if not isinstance(made, CaptureFailure):
+        return True
+    trial = _copy(model) if made.error is not None else None
+    if trial is not None:
+        args, kwargs = _copied_inputs(args, kwargs)
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                trial(*args, **kwargs)
+        except Exception as error:
+            raise ValueError(
+                f"{type(model).__name__} rejects these inputs with {type(error).__name__}: {error}; {_ADVICE}, "
+                "as a call of the model takes them"
+            ) from error
+    specialiser.refuse("trace", made.reason)
+    return False
+
+
+def _copied_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    tensors, form = Template.of((args, kwargs))
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = form.fill([tensor.detach().clone() for tensor in tensors])
+    return copied
+
+
+def _copy(model: nn.Module) -> nn.Module | None:
+    """A copy of `model` to try something with; None where it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # a user's __deepcopy__, or an attribute such as a lock
+        return None

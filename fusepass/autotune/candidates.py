@@ -1,0 +1,322 @@
+"""Generates, builds and loads the programs that a region may become."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
+from fusepass.autotune.work import Candidate, Work
+from fusepass.codegen import build
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.forms import Forms, OfOneSize, TooManyBuilds
+from fusepass.codegen.generate import Generated, conversions, generate
+from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.product import Product
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.lowering.lower import Unsupported, lower
+from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.search.schedules import contenders
+from fusepass.codegen.search.space import Variant, is_precise, library_rounds, variants
+from fusepass.codegen.source import Source, Target
+from fusepass.config import current
+from fusepass.errors import BuildError
+from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.anchor_work import moved, multiplications
+from fusepass.report.choice import EAGER, Choice
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.meta import Meta
+from fusepass.runtime.region import FusedRegion, lies_as_told
+
+Share = Callable[[Generated], Generated]
+Begin = Callable[[Source], None]
+
+_CONVOLUTION = torch.ops.aten.convolution.default
+_MULTIPLIED = 1.8e14 / 132  # operations a second of a multiprocessor of an H100, in generated convolutions of TF32
+_LONGER = 2  # times as long as memory takes: from there on products of halves were faster
+
+_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES, AnchorSource.HALVES)
+
+
+def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:
+    """Lower, run the passes and render each variant that is worth a try; `forms` has the libraries for other sizes.
+
+    A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
+    soon as they are there.
+    """
+    foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
+    if foreign:
+        work.reason = f"{foreign[0]} is not on {work.device}"
+        return
+    try:
+        _generate_variants(work, forms, begin)
+    except (Unsupported, TooManyBuilds) as refused:
+        work.reason = str(refused)
+    except Exception as bug:  # ours; the other regions and the model still run
+        work.reason = told(bug)
+
+
+def told(bug: Exception) -> str:
+    """An error of this package in words; raises it when debugging."""
+    if current().debug:
+        raise bug
+    return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
+
+
+def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
+    """The candidates: the first one, and those that are to be compared with it or that were found to be better.
+
+    Sizes that come later have the variant that was chosen for the first ones as their only candidate.
+    """
+    facts = device_facts(work.device)
+    earlier = _earlier(work, facts, forms)
+    first, *others = [earlier] if earlier else variants(work.graph, facts, current().tune)
+    work.candidate = _first_candidate(work, first, facts, forms)
+    work.candidates.append(work.candidate)
+    if work.candidate.generated.general is not None:
+        others = []
+    work.offered = (work.candidate.name, *(variant.name for variant in others))
+    reuse(work, forms)
+    if work.choice is not None:
+        return
+    record = recall(work)
+    if record is not None:  # maybe of one who tried more
+        every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
+        every += _arranged(work, named(record))
+        _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
+    if record is None or not adopt(work, record):
+        _generate_others(work, others, facts, begin)
+        if current().tune == "fast":
+            _leave_out_slower(work)
+    if work.choice is None and _is_anchor_alone(work):
+        work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
+    if work.choice is None and _copies_in_order(work.candidate.generated.program):
+        work.choice = Choice(EAGER, reason="a copy in the order of memory, which PyTorch makes at the memory's rate")
+
+
+def _arranged(work: Work, names: Sequence[str]) -> list[Variant]:
+    """The variants of the first candidate's that differ in schedules alone, if any of `names` may be one of them."""
+    assert work.candidate is not None
+    first, facts = work.candidate, work.candidate.generated.facts
+    if {*names} <= {variant.name for variant in variants(work.graph, facts, "max")}:
+        return []
+    offered = contenders(first.generated.program, facts, "max")
+    return [replace(first.variant, arrangement=each.arrangement) for each in offered]
+
+
+def _is_anchor_alone(work: Work) -> bool:
+    """Whether the region is one convolution or product, and all candidates would call the library as it does."""
+    operators = [node for node in work.region.nodes if not is_view(node.target) and node.target is not operator.getitem]
+    calls = [each for each in work.candidates if not each.generated.generates_anchor and not each.conversions]
+    return operators == [work.region.anchor] and calls == work.candidates
+
+
+def _copies_in_order(program: Program) -> bool:
+    """Whether `program` does nothing but copy a tensor as it lies in memory."""
+    if program.calls or len(program.kernels) != 1 or len(program.kernels[0].stores) != 1:
+        return False
+    (store,) = program.kernels[0].stores
+    return isinstance(store.value, Load) and store.value.index == store.index
+
+
+def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:
+    """The variant that was chosen for other sizes, if it is as precise for these."""
+    name = chosen_earlier(work, forms)
+    if name is None:
+        return None
+    first, *others = variants(work.graph, facts, "max")
+    found = next((variant for variant in others if variant.name == name), first)
+    return found if found == first or is_precise(found, work.graph, facts) else first
+
+
+def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Forms) -> Candidate:
+    """The candidate to choose without a measurement; where it would be one library too many, the library computes the anchor. Where sizes
+    change, rows are not reduced over by what goes along them.
+
+    Raises:
+        TooManyBuilds: that would be one too many, too.
+    """
+    try:
+        return candidate_of(work, variant, facts, forms.shared)
+    except OfOneSize:
+        apart = replace(variant, arrangement=replace(variant.arrangement, over_rows=False))
+        return _first_candidate(work, apart, facts, forms)
+    except TooManyBuilds:
+        if work.region.anchor is None:
+            raise
+        return candidate_of(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
+
+
+def _generate_others(
+    work: Work, others: Sequence[Variant], facts: DeviceFacts, begin: Begin = lambda source: None
+) -> None:
+    """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted.
+
+    What takes the compiler longest is generated first, and `begin` told of it. Of equal programs the one that is offered first stays.
+    """
+    first = work.candidates[0]
+    own = AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
+    found: dict[Variant, Candidate] = {}
+    for variant in sorted(others, key=lambda variant: variant.anchor not in _SLOW_TO_BUILD):
+        if variant == replace(first.variant, anchor=own) or not is_precise(variant, work.graph, facts):
+            continue
+        try:
+            found[variant] = made = candidate_of(work, variant, facts)
+            sources = made.sources
+        except Exception as bug:
+            found.pop(variant, None)
+            work.lost[variant.name] = told(bug)
+            continue
+        if variant.anchor in _SLOW_TO_BUILD and sources != first.sources:
+            for source in sources:
+                begin(source)
+    for made in (found[variant] for variant in others if variant in found):
+        if not any(made.sources == known.sources for known in work.candidates):
+            work.candidates.append(made)
+
+
+def _leave_out_slower(work: Work) -> None:
+    """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
+
+    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower. Or where
+    memory bounds it: halves are made by kernels of their own, which move everything once or twice more.
+    """
+    if _waits_for_memory(work):
+        return
+    streamed, tiled = (
+        [kernel for each in work.candidates for kernel in _of(each, anchor)]
+        for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
+    )
+    if not tiled and not any(isinstance(kernel.anchor, Product) for kernel in streamed):
+        return
+    alone = not _reduce(streamed)
+    first, *others = work.candidates
+    work.candidates = [first] + [
+        each
+        for each in others
+        if each.variant.anchor is not AnchorSource.GENERATED
+        or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
+        or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
+    ]
+
+
+def _waits_for_memory(work: Work) -> bool:
+    """Whether a generated convolution takes little longer than its tensors take to be moved."""
+    anchor, facts = work.region.anchor, work.candidates[0].generated.facts
+    if anchor is None or anchor.target is not _CONVOLUTION:
+        return False
+    seconds = 2 * multiplications(anchor) / (_MULTIPLIED * facts.multiprocessors)
+    return seconds < _LONGER * moved(anchor) / facts.bandwidth
+
+
+def _reduce(kernels: Sequence[Kernel]) -> bool:
+    return any(kernel.cols or kernel.partials for kernel in kernels)
+
+
+def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
+    """The kernels of `candidate` with its anchor, if that is computed by `anchor`."""
+    kernels = candidate.generated.program.kernels if candidate.variant.anchor is anchor else ()
+    return [kernel for kernel in kernels if kernel.anchor is not None]
+
+
+def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
+    """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
+    labels = [node.name for node in work.region.inputs]
+    values = {node.name: value.item() for node, value in work.constants.items()}
+    tf32 = library_rounds(work.graph, facts)
+    updates = {number: write.all_input_nodes[0].name for number, write in work.updates.items()}
+    program, builder = lower(
+        work.graph,
+        work.region.name,
+        labels,
+        values,
+        variant.anchor_format,
+        tf32=tf32,
+        wide=facts.target is Target.CPU,
+        updates=updates,
+    )
+    converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
+    return Candidate(variant, share(generate(program, builder, facts, variant.anchor, variant.arrangement)), converted)
+
+
+def build_candidates(works: Sequence[Work]) -> None:
+    """Build what was generated, side by side; of a region whose choice is made already, what was chosen."""
+    ready = [(work, candidate) for work in works for candidate in _wanted(work)]
+    start = time.perf_counter()
+    sources = [source for _, candidate in ready for source in candidate.sources]
+    results: Sequence[Path | BuildError]
+    try:
+        results = build.build_all(sources)
+    except OSError as error:  # not even a temporary directory can be made
+        results = [BuildError(str(error))] * len(sources)
+    rest = iter(results)
+    for work, candidate in ready:
+        work.seconds = time.perf_counter() - start
+        made = [next(rest) for _ in candidate.sources]
+        failed = next((result for result in made if isinstance(result, BuildError)), None)
+        if failed is not None:
+            work.lost[candidate.name] = f"build failed: {failed.args[0]}"
+            continue
+        candidate.library, *converters = [result for result in made if isinstance(result, Path)]
+        candidate.converters = dict(zip(candidate.conversions, converters, strict=True))
+
+
+def _wanted(work: Work) -> list[Candidate]:
+    """The candidates that may come to run."""
+    if work.choice is None:
+        return work.candidates
+    return [] if work.choice.leaves_eager or work.candidate is None else [work.candidate]
+
+
+def load_candidates(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
+    """The calls of the candidates that could be built, by name; where there is none, the region gets its reason."""
+    loaded = {}
+    for candidate in _wanted(work):
+        try:
+            if candidate.name not in work.lost:
+                loaded[candidate.name] = _region(work, candidate, counter)
+        except BuildError as error:
+            work.lost[candidate.name] = f"loading failed: {error.args[0]}"
+    if not loaded and work.candidate is not None:
+        work.reason = work.reason or work.lost.get(work.candidate.name)
+    work.candidate = next((each for each in work.candidates if each.name in loaded), work.candidate)
+    return loaded
+
+
+def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> FusedRegion:
+    arguments = work.arguments
+    # A program's inputs are called as those of the region that it was made for.
+    named = arguments if work.like is None else work.like.arguments
+    position = {node.name: number for number, node in enumerate(named)}
+    program, told = candidate.generated.program, [Meta.of(node.meta["val"]) for node in arguments]
+    used = [position[name] for name in program.inputs]
+    exact = [number for number, node in enumerate(arguments) if work.is_exact(node)]
+    return FusedRegion(
+        work.region.name,
+        candidate.generated,
+        candidate.library,
+        told,
+        used,
+        work.device,
+        work.original(),
+        counter,
+        {name: _converter(candidate, name, work.device, counter) for name in candidate.conversions},
+        [number for number in exact if lies_as_told(program, used, number, told[number])],
+    )
+
+
+def _converter(candidate: Candidate, name: str, device: torch.device, counter: FallbackCounter) -> FusedRegion:
+    """The function that changes a layout for the library."""
+    generated = candidate.conversions[name]
+    call = next(call for call in candidate.generated.program.calls if call.result == name)
+    original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
+    inputs = [Meta.of_buffer(generated.program.buffer(given)) for given in generated.program.inputs]
+    title = generated.program.name
+    return FusedRegion(title, generated, candidate.converters[name], inputs, [0], device, original, counter)

@@ -1,0 +1,72 @@
+"""Candidates that differ from a region's first one in how its kernels are laid out, where the cost model does not agree with the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusepass.autotune.candidates import Begin, candidate_of, told
+from fusepass.autotune.tune import times_are_taken
+from fusepass.autotune.work import Candidate, Work
+from fusepass.codegen.search.schedules import Contender, contenders
+from fusepass.config import current
+
+_MOST = {"fast": 2, "max": 12}  # of a region, by `Config.tune`
+
+
+def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> None:
+    """Add candidates to those of `works` whose choice is open.
+
+    At ``tune="fast"`` they are as many in all as there are compilers that have nothing else to do; where the model expects
+    most, they come first. `begin` is told of what is built besides, so that compilers start meanwhile.
+    """
+    effort = current().tune
+    if effort == "off":
+        return
+    ready = [work for work in works if work.choice is None and work.reason is None and work.candidates]
+    found = [(each, work) for work in ready if times_are_taken(work) for each in _contenders(work, effort)]
+    if effort == "fast":
+        found.sort(key=lambda pair: pair[0].seconds)
+        needed = sum(len(candidate.sources) for work in ready for candidate in work.candidates)
+        found = found[: max(current().jobs - needed, 0)]
+    for work in {id(work): work for _, work in found}.values():
+        for source in work.candidates[0].sources:
+            begin(source)
+    for each, work in found:
+        _add(work, each)
+
+
+def _contenders(work: Work, effort: str) -> Sequence[Contender]:
+    """The most promising ones of a region.
+
+    What is laid out for other sizes has none; at ``tune="fast"`` neither has a region whose anchor is tried in several ways, as
+    that matters more.
+    """
+    first = work.candidates[0].generated
+    if first.general is not None or (effort == "fast" and len(work.candidates) > 1):
+        return ()
+    return contenders(first.program, first.facts, effort)[: _MOST[effort]]
+
+
+def _add(work: Work, contender: Contender) -> None:
+    try:
+        made = arranged(work, contender)
+        new = all(_texts(made) != _texts(known) for known in work.candidates)
+    except Exception as bug:
+        work.lost[replace(work.candidates[0].variant, arrangement=contender.arrangement).name] = told(bug)
+        return
+    if new:
+        work.candidates.append(made)
+
+
+def _texts(candidate: Candidate) -> list[str]:
+    return [source.text for source in candidate.sources]
+
+
+def arranged(work: Work, contender: Contender) -> Candidate:
+    """The first candidate of `work` with another arrangement; where that changes no program, without the passes."""
+    first, arrangement = work.candidates[0], contender.arrangement
+    variant = replace(first.variant, arrangement=arrangement)
+    if arrangement.rank:
+        return replace(first, variant=variant, generated=replace(first.generated, arrangement=arrangement))
+    return candidate_of(work, variant, first.generated.facts)

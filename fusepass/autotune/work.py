@@ -1,0 +1,139 @@
+"""A region on its way from a part of a graph to a call: what the stages of the pipeline find out about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusepass.codegen.generate import Generated
+from fusepass.codegen.search.space import Variant
+from fusepass.codegen.source import Source
+from fusepass.patterns.partition import Region
+from fusepass.report.choice import Choice
+from fusepass.report.report import RegionState
+from fusepass.runtime.meta import Meta, with_strides
+
+
+@dataclass
+class Candidate:
+    """One program that a region may become, on its way to a library.
+
+    Attributes:
+        variant: what sets it apart from the others.
+        generated: program and source.
+        conversions: by the name of the library call's result, what changes a layout for the library.
+        library: the built library; None where there is none.
+        converters: the libraries of the conversions.
+    """
+
+    variant: Variant
+    generated: Generated
+    conversions: dict[str, Generated]
+    library: Path | None = None
+    converters: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.variant.name
+
+    @property
+    def sources(self) -> list[Source]:
+        """What is built for it: its kernels, then its conversions."""
+        return [self.generated.source, *(conversion.source for conversion in self.conversions.values())]
+
+
+@dataclass
+class Work:
+    """One region with what is known of it so far.
+
+    Attributes:
+        region: its nodes, in the captured graph.
+        graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
+        constants: those inputs that are numbers fixed at capture, with their values.
+        exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
+        updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.compile.writes.updates_of`.
+        like: the earlier region of its graph that differs in nothing but names, if there is one.
+        offered: names of the variants that it may be tried in, the one to choose unmeasured first.
+        candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
+            code generation.
+        candidate: the one in use, or to be used unless another one is chosen.
+        lost: candidates that could not be generated, built or loaded, by name, and why.
+        choice: what was measured and chosen; None where nothing was to be chosen.
+        call: the fused call, where it is in use.
+        writes: those of its `updates` that a call of the graph leaves to its kernels.
+        reason: why it runs as the original operators although it was meant to be fused.
+        seconds: spent in compiler or cache.
+    """
+
+    region: Region
+    graph: fx.GraphModule
+    constants: dict[fx.Node, torch.Tensor]
+    exact_inputs: bool = False
+    updates: Mapping[int, fx.Node] = field(default_factory=dict)
+    like: Work | None = None
+    offered: tuple[str, ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
+    candidate: Candidate | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    choice: Choice | None = None
+    call: Callable[..., Any] | None = None
+    writes: Sequence[fx.Node] = ()
+    reason: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def generated(self) -> Generated | None:
+        """Program and source of the candidate in use."""
+        return None if self.candidate is None else self.candidate.generated
+
+    @property
+    def arguments(self) -> list[fx.Node]:
+        """The nodes whose values the fused call takes."""
+        return [node for node in self.region.inputs if node not in self.constants]
+
+    def is_exact(self, node: fx.Node) -> bool:
+        """Whether `node` is an input of the graph that lies in each call as it is described."""
+        return self.exact_inputs and node.op == "placeholder"
+
+    @property
+    def device(self) -> torch.device:
+        """Where its results lie."""
+        device: torch.device = self.region.outputs[0].meta["val"].device
+        return device
+
+    @property
+    def state(self) -> RegionState:
+        """How it runs."""
+        if self.reason is not None:
+            return RegionState.FALLBACK
+        if self.choice is not None and self.choice.leaves_eager:
+            return RegionState.EAGER
+        return RegionState.FUSED
+
+    def original(self) -> Callable[..., Any]:
+        """The region's own operators, as a function of the fused call's arguments."""
+        graph = self.run_on(self.graph)
+        expected = [Meta.of(node.meta["val"]) for node in self.region.outputs]
+
+        def run(*arguments: torch.Tensor) -> Any:
+            # An input may lie as another region wrote it, and layouts go from operator to operator.
+            results = tuple(map(with_strides, graph(*arguments), expected))
+            return results if len(results) > 1 else results[0]
+
+        return run
+
+    def run_on(self, graph: fx.GraphModule) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """`graph`, which has the placeholders of the region's, as a function of the fused call's arguments."""
+        forward, inputs, constants = graph.forward, self.region.inputs, self.constants
+
+        def run(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rest = iter(arguments)
+            return tuple(forward(*(constants[node] if node in constants else next(rest) for node in inputs)))
+
+        return run

@@ -1,0 +1,292 @@
+"""The pipeline from an ATen graph to a rewritten one: simplify, partition, lower, generate, build, splice."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
+from fusepass.autotune.schedules import add_arranged
+from fusepass.autotune.tune import choose, remember, settle
+from fusepass.autotune.work import Work
+from fusepass.codegen import build
+from fusepass.codegen.detect import device_facts
+from fusepass.codegen.forms import Forms
+from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.search.space import handed_format
+from fusepass.compile.alike import follow, note_alike
+from fusepass.compile.boundary_views import edges
+from fusepass.compile.corrections import correct
+from fusepass.compile.disabled import warn_of_unknown_names
+from fusepass.compile.dropout import split_dropout
+from fusepass.compile.layout_propagation import hand_over
+from fusepass.compile.splice import boxed, keep_code, only_call, splice, subgraph, with_targets
+from fusepass.compile.summary import summary
+from fusepass.compile.writes import gather_writes, updates_of
+from fusepass.config import current
+from fusepass.garbage import collector_paused
+from fusepass.patterns.partition import Region, partition
+from fusepass.patterns.simplify import Application, simplify
+from fusepass.report.choice import EAGER
+from fusepass.report.report import RegionState, Report
+from fusepass.runtime import fast_path
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.operators import shorten
+from fusepass.runtime.ops import register
+from fusepass.runtime.region import FusedRegion
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """One specialisation.
+
+    Attributes:
+        before: the captured graph, simplified, every operator in it; `works` are regions of it.
+        works: its regions, with what became of them.
+        spliced: makes `graph_module` when it is first called.
+        call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
+        boxed: `call` of a list that it empties, so that arguments that nobody else holds are freed behind their last use; None unless asked for.
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
+            the positions of what it takes among the arguments of `call`.
+        saved: seconds a call that the rewrites save, by the model of costs.
+        report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
+        fallbacks: counts calls that ran as the original operators.
+    """
+
+    before: fx.GraphModule
+    works: tuple[Work, ...]
+    spliced: Callable[[], fx.GraphModule]
+    call: Callable[..., tuple[Any, ...]]
+    boxed: Callable[[list[Any]], tuple[Any, ...]] | None
+    without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
+    saved: float
+    report: Report
+    fallbacks: FallbackCounter
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """Takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
+        traced, compiled and exported.
+        """
+        return self.spliced()
+
+
+@dataclass
+class _Clock:
+    """Seconds per stage, in the order in which stages ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        """Clock a stage; one that does not wait for compilers or devices keeps the garbage collector off."""
+        start = time.perf_counter()
+        try:
+            with nullcontext() if waits else collector_paused():
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def compile_graph(
+    graph: fx.GraphModule,
+    *,
+    name: str,
+    fallbacks: FallbackCounter | None = None,
+    forms: Forms | None = None,
+    exact_inputs: bool = False,
+    applied: Sequence[Application] = (),
+    emptying: bool = False,
+) -> CompiledGraph:
+    """Fuse a flat functional ATen graph whose nodes carry fake tensors.
+
+    A region that cannot be generated or built keeps its operators, is reported and counted; nothing is raised for a valid graph.
+
+    Args:
+        graph: as `fusepass.capture.trace.capture` or AOTAutograd makes it; it is not changed.
+        name: the model's name, for the report.
+        fallbacks: the counter to use; a new one by default.
+        forms: the libraries of the model for other sizes; none by default.
+        exact_inputs: whether the caller compares strides, so that regions need not.
+        applied: rewrites that took place before, for the report.
+        emptying: whether callers want `CompiledGraph.boxed`.
+    """
+    warn_of_unknown_names()
+    clock = _Clock()
+    forms = forms or Forms()
+    forms.next_round()
+    counter = fallbacks if fallbacks is not None else FallbackCounter()
+    graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
+    with clock.stage("simplify"):
+        correct(graph.graph)
+        split_dropout(graph.graph)
+        applications = [*applied, *simplify(graph)]
+    with clock.stage("partition"):
+        parts = partition(graph)
+    works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
+    for work in works:
+        _tell(work, counter)
+        remember(work, forms)
+    with clock.stage("splice"):
+        kept = [work for work in works if work.state is RegionState.FUSED]
+        for work in kept:
+            work.call = fused[work.region.name].run
+        regions = [work.region for work in kept]
+        ways = edges(kept, fused)
+        seen = {key: way.seen(fused[key]) for key, way in ways.items()}
+        own_ways = {}
+        for work in kept:
+            key = work.region.name
+            own_ways[key] = way = ways[key].writing(seen[key], work.updates)
+            work.writes = [way.results[number] for number in way.written]
+        called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
+        for region in {*fused.values(), *seen.values(), *called.values()}:
+            region.stay()
+        direct = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
+        gather_writes(direct)
+        shorten(direct)
+        only = only_call(direct.graph)
+        emptied = boxed(direct) if emptying else None
+        count = len(direct.graph.find_nodes(op="placeholder"))
+        for made in (direct, *(work.graph for work in works)):
+            keep_code(made)
+    report = summary(name, graph, parts, works, applications, clock.seconds)
+
+    @functools.cache
+    def spliced() -> fx.GraphModule:
+        operators = {key: register(value, program_text(value.generated.program)) for key, value in seen.items()}
+        return splice(graph, regions, ways, operators)
+
+    def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
+        regions = {value.run: value for value in called.values()}
+        if only is not None and only[0] in regions:
+            return regions[only[0]].launcher(always_tuple=True), only[1]
+        return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
+
+    fast_path.begin()  # behind the builds and trials that the call waits for
+    saved = sum(application.before.seconds - application.after.seconds for application in applications)
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, emptied, without_python, saved, report, counter)
+
+
+def _fused(
+    graph: fx.GraphModule,
+    regions: Sequence[Region],
+    forms: Forms,
+    counter: FallbackCounter,
+    clock: _Clock,
+    *,
+    exact: bool,
+    handing: bool = True,
+) -> tuple[list[Work], dict[str, FusedRegion]]:
+    """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
+    with clock.stage("generate"), build.threads_soon():
+        works, layouts = generated(graph, regions, forms, exact=exact, handing=handing, begin=build.begin)
+    first = [work for work in works if work.like is None]
+    with clock.stage("build", waits=True):
+        build_candidates(first)
+    for work in works:
+        if work.like is not None:
+            follow(work)
+    loaded: dict[str, dict[str, FusedRegion]] = {}
+    with clock.stage("load"):
+        for work in works:
+            loaded[work.region.name] = load_candidates(work, counter)
+    with clock.stage("tune", waits=True):
+        for work in works:
+            if work.like is not None and work.like.choice is not None:
+                settle(work, work.like.choice)
+            elif loaded[work.region.name]:
+                choose(work, loaded[work.region.name])
+    if layouts and any(work.state is not RegionState.FUSED for work in works):
+        # Operators that run as they were would pass on a layout that is not theirs.
+        for node, value in layouts.items():
+            node.meta["val"] = value
+        return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
+    kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
+    return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
+
+
+def generated(
+    graph: fx.GraphModule,
+    regions: Sequence[Region],
+    forms: Forms,
+    *,
+    exact: bool = False,
+    handing: bool = True,
+    begin: Begin = lambda source: None,
+) -> tuple[list[Work], dict[fx.Node, Any]]:
+    """Each region with its candidates, none of which is built; and the nodes whose results lie otherwise now, with what they were.
+
+    Args:
+        graph: simplified; where a region writes as the next one reads (`handing`), its nodes are described anew.
+        regions: of it.
+        forms: the libraries for other sizes.
+        exact: whether callers compare strides.
+        begin: is told of sources that are going to be built, as soon as they are there.
+    """
+    works = _works(graph, regions, exact)
+    layouts = hand_over(regions, _formats(works)) if handing else {}
+    if layouts:
+        works = _works(graph, regions, exact)
+    note_alike(works)
+    first = [work for work in works if work.like is None]
+    for work in first:
+        generate_candidates(work, forms, begin)
+    add_arranged(first, begin)
+    return works, layouts
+
+
+def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
+    written = updates_of(graph.graph, regions)
+    return [
+        Work(region, subgraph(graph, region), _constants(graph, region), exact, written.get(region, {}))
+        for region in regions
+    ]
+
+
+def _formats(works: Sequence[Work]) -> dict[str, AnchorFormat]:
+    """The format in which each region's convolution should get its input."""
+    known = [work for work in works if work.region.anchor is not None and work.device.type in ("cpu", "cuda")]
+    effort = current().tune
+    return {work.region.name: handed_format(work.graph, device_facts(work.device), effort) for work in known}
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    fresh = fx.Graph()
+    output = fresh.graph_copy(graph, {})
+    fresh.output(output)
+    return fresh
+
+
+def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Tensor]:
+    """Inputs of the region that are numbers fixed at capture, such as ``torch.tensor(0.5)`` in forward."""
+    found = {}
+    for node in region.inputs:
+        source = node
+        while source.op == "call_function" and source.target is torch.ops.aten.lift_fresh_copy.default:
+            source = source.args[0]  # type: ignore[assignment]
+        if source.op == "get_attr":
+            value = getattr(owner, str(source.target))
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
+                found[node] = value
+    return found
+
+
+def _tell(work: Work, counter: FallbackCounter) -> None:
+    """Count what keeps a region, or one of its candidates, from running."""
+    name = work.region.name
+    if work.reason is not None:
+        counter.count(name, work.reason, toolchain=work.generated is not None)
+        return
+    for candidate, reason in {**work.lost, **dict(work.choice.dropped if work.choice else ())}.items():
+        instead = EAGER if work.state is RegionState.EAGER or work.candidate is None else work.candidate.name
+        counter.count(f'{name}, candidate "{candidate}"', reason, instead=f'"{instead}"')

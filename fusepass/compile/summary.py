@@ -1,0 +1,140 @@
+"""What the pipeline found out of one graph, as the values that a report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from fusepass.autotune.work import Work
+from fusepass.codegen.generate import Generated, anchor_traffic, traffic
+from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.source import Target
+from fusepass.patterns.partition import Partition
+from fusepass.patterns.simplify import Application
+from fusepass.report.report import (
+    CaptureRoute,
+    KernelRecord,
+    OpRecord,
+    RefusalReport,
+    RegionReport,
+    RegionState,
+    Report,
+    RewriteReport,
+    SourceFile,
+)
+
+
+def summary(
+    name: str,
+    graph: fx.GraphModule,
+    parts: Partition,
+    works: Sequence[Work],
+    applications: Sequence[Application],
+    seconds: Mapping[str, float],
+) -> Report:
+    """The report of one captured graph.
+
+    Args:
+        name: the model's name.
+        graph: the captured graph, simplified, its regions not yet replaced.
+        parts: what became of its operators.
+        works: its regions, at the end of the pipeline.
+        applications: the rewrites, in order.
+        seconds: per stage, in the order in which they ran.
+    """
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    written = {write.name for work in works for write in work.writes}
+    devices = [node.meta["val"].device for node in calls if isinstance(node.meta.get("val"), torch.Tensor)]
+    return Report(
+        model=name,
+        device=str(devices[0]) if devices else "cpu",
+        capture=CaptureRoute.TRACED,
+        regions=tuple(_region_report(work) for work in works),
+        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals if r.node not in written),
+        rewrites=tuple(
+            RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
+            for a in applications
+        ),
+        ops_total=sum(not _is_getitem(node) for node in calls),
+        ops_fused=len(written)
+        + sum(not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes),
+        seconds=tuple(seconds.items()),
+    )
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload)
+
+
+def _region_report(work: Work) -> RegionReport:
+    region, candidate, generated = work.region, work.candidate, work.generated
+    anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
+    anchor_format = AnchorFormat.CALLER if candidate is None else candidate.variant.anchor_format
+    if anchor is not None and anchor_format is not AnchorFormat.CALLER:
+        anchor += f", {anchor_format.value}"
+    inputs = ", ".join(_type(node) for node in work.arguments)
+    outputs = ", ".join(_type(node) for node in region.outputs)
+    report = RegionReport(
+        name=region.name,
+        pattern=region.pattern,
+        ops=tuple(
+            OpRecord(node.name, _packet(node), location)
+            for node, location in zip(region.nodes, region.locations, strict=True)
+            if not _is_getitem(node)
+        ),
+        kernels=(),
+        bytes_before=region.bytes_before,
+        bytes_after=region.bytes_after,
+        anchor=anchor,
+        device=str(work.device),
+        signature=f"{inputs} -> {outputs}",
+        state=work.state,
+        reason=work.reason,
+        choice=work.choice,
+        build_seconds=work.seconds,
+        like=None if work.like is None else work.like.region.name,
+        written=tuple(write.all_input_nodes[0].name for write in work.writes),
+    )
+    if candidate is None or generated is None:
+        return report
+    suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
+    program = generated.program
+    read_and_written = sum(sum(traffic(program, kernel)) for kernel in program.kernels)
+    return replace(
+        report,
+        bytes_after=read_and_written + anchor_traffic(program),
+        sizes=generated.sizes or None,
+        kernels=tuple(
+            KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
+            for each in (*candidate.conversions.values(), generated)
+            for kernel, schedule in zip(each.program.kernels, each.schedules, strict=True)
+        ),
+        sources=tuple(
+            SourceFile(
+                f"{each.program.name}.{suffix}",
+                None if library is None else library.with_name(f"source.{suffix}"),
+                each.source.text,
+            )
+            for each, library in (
+                (generated, candidate.library),
+                *((conversion, candidate.converters.get(name)) for name, conversion in candidate.conversions.items()),
+            )
+        ),
+    )
+
+
+def _implementation(generated: Generated | None) -> str:
+    """Who computes a region's anchor."""
+    return "generated" if generated is not None and generated.generates_anchor else "library"
+
+
+def _packet(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target))
+
+
+def _type(node: fx.Node) -> str:
+    value = node.meta["val"]
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

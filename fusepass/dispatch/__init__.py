@@ -1,0 +1,1 @@
+"""Which compiled graph serves a call: signatures, specialisations, and what serves a model that cannot be captured."""

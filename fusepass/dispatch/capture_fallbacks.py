@@ -1,0 +1,166 @@
+"""Finds, and keeps, what serves the calls of a model that cannot be traced."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusepass.capture.trace import CaptureFailure
+from fusepass.config import Config
+from fusepass.dispatch.capture_fallback import Children, Dynamo, Forward, Optimised, Route, Untouched
+from fusepass.errors import FusepassWarning
+from fusepass.guards.edits import Code
+from fusepass.report.records import RefusalReport
+from fusepass.runtime.fallbacks import FallbackCounter
+
+_IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
+_MOST_IDLE = 64  # kinds of tensors
+
+
+class Detours:
+    """The routes of one model, by the kind of call. The caller holds the lock, but for `run`.
+
+    Args:
+        model, name, options: of the model, as its specialiser has them.
+        forward: what to run where nothing is specialised; ``model.forward`` where that is None.
+        fallbacks: counts what runs as the original operators.
+        specialiser: makes the specialiser of a child. It is no specialiser's own method: a circle of references would keep
+            the model until the garbage collector runs.
+        dynamo: whether Dynamo may serve.
+        lock: the specialiser's.
+    """
+
+    __slots__ = (
+        "_children",
+        "_code",
+        "_dynamo",
+        "_dynamo_allowed",
+        "_fallbacks",
+        "_forward",
+        "_idle",
+        "_lock",
+        "_model",
+        "_name",
+        "_options",
+        "_refusals",
+        "_routes",
+        "_specialiser",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        options: Mapping[str, Any],
+        forward: Forward | None,
+        fallbacks: FallbackCounter,
+        specialiser: Callable[..., Optimised],
+        *,
+        dynamo: bool,
+        lock: threading.RLock,
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._options = options
+        self._forward = forward
+        self._fallbacks = fallbacks
+        self._specialiser = specialiser
+        self._dynamo_allowed = dynamo
+        self._lock = lock
+        self._code: Code | None = None  # what routes were found for
+        self._routes: dict[object, Route] = {}
+        self._idle: Counter[object] = Counter()
+        self._dynamo: Dynamo | None = None
+        self._children: Children | None = None
+        self._refusals: dict[str, RefusalReport] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        """Every route that was taken, once."""
+        return list(dict.fromkeys(self._routes.values()))
+
+    @property
+    def refusals(self) -> Mapping[str, RefusalReport]:
+        """Why ways of capturing failed, by what was said of it."""
+        return self._refusals
+
+    @property
+    def _original(self) -> Forward:
+        return self._forward or self._model.forward
+
+    @property
+    def _run_original(self) -> Forward:
+        """Runs forward as it is by then."""
+        model, forward = self._model, self._forward
+        return forward or (lambda *args, **kwargs: model.forward(*args, **kwargs))
+
+    def get(self, key: object) -> Route | None:
+        """The route of calls of that kind, if they take one; where a call would run other Python by now, all are found anew."""
+        if self._code is not None and not self._code.unchanged():
+            self._routes.clear()
+            self._idle.clear()
+            self._code = self._dynamo = self._children = None
+        return self._routes.get(key)
+
+    def conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
+        """What serves calls of that kind from now on; None where tracing is to be tried again."""
+        self.refuse("trace", failure.reason)
+        if self._code is None and not failure.final:
+            self._code = Code(self._model, self._forward, dynamo=True)
+        if not failure.final:
+            self._routes[key] = self._found(failure, config)
+        elif failure.lasting:
+            self._routes[key] = Untouched(self._run_original, self._name, failure.reason, self._fallbacks)
+        return self._routes.get(key)
+
+    def run(
+        self, key: object, route: Route, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The model's result; where Dynamo found nothing, later calls take another route, or, with nothing to fuse, none."""
+        if not isinstance(route, Dynamo):
+            return route(args, kwargs)
+        kind = key, tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+        if self._idle[kind] >= _IDLE_CALLS:
+            return self._original(*args, **kwargs)
+        result = route(args, kwargs)
+        reports = route.reports()
+        with self._lock:
+            if not reports:
+                self.refuse("Dynamo", "finds no graph in forward")
+                self._routes[key] = self._by_children("neither traced nor compiled by Dynamo")
+            elif not any(report.regions for report in reports) and (kind in self._idle or len(self._idle) < _MOST_IDLE):
+                self._idle[kind] += 1
+        return result
+
+    def refuse(self, step: str, reason: str) -> None:
+        """Keep for the report why a way of capturing failed; said once."""
+        text = f"{step}: {reason}"
+        if text in self._refusals:
+            return
+        self._refusals[text] = RefusalReport(self._name, step, reason)
+        warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=3)
+
+    def _found(self, failure: CaptureFailure, config: Config) -> Route:
+        if failure.only_children or not self._dynamo_allowed or (self._code and self._code.calls_patched):
+            return self._by_children(failure.reason)
+        if self._dynamo is None:
+            limit = config.max_signatures
+            self._dynamo = Dynamo(self._original, self._name, self._options, self._fallbacks, limit=limit)
+        return self._dynamo
+
+    def _by_children(self, reason: str) -> Route:
+        if self._children is None:
+            self._children = Children(self._model, self._original, self._of_child)
+        if self._children.empty:
+            return Untouched(self._run_original, self._name, reason, self._fallbacks)
+        return self._children
+
+    def _of_child(self, path: str, child: nn.Module) -> Optimised:
+        name = f"{self._name}.{path}"
+        return self._specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)

@@ -1,0 +1,259 @@
+"""All that a specialisation was made for, compared with a call in a microsecond or two.
+
+PyTorch's own guards do most of it, in C++: `TensorGuards` compares type, dtype, device, shape, strides and dispatch
+keys of tensors, and with them autocast, inference mode, functorch's transforms and tracing; `GlobalStateGuard`
+grad mode, determinism, matrix product precision, default dtype and threads. `dict_version` gives a number that every
+change of a dict moves on: the model's entries are looked at only where one of its dicts changed. Dicts without entries,
+most of them, are asked for nothing else. That matters most where other code has run since the last call and nothing is in
+the processor's caches: then each object looked at costs more than the comparison, and a version lies in a table beside
+the dict.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+from fusepass.capture.trace import Captured
+from fusepass.guards.edits import Code
+from fusepass.guards.pystate import PythonState
+from fusepass.guards.surroundings import Surroundings
+from fusepass.guards.tensors import LiveTensors
+from fusepass.runtime import fast_path
+
+Tensors = tuple[torch.Tensor, ...]
+
+_guards: Any = torch._C._dynamo.guards
+_dict_version: Callable[[dict[Any, Any]], int] = _guards.dict_version
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_function_mode_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+
+
+_CUDNN: Callable[[], Any] = torch._C._get_cudnn_enabled
+_CONVOLUTIONS: Callable[[], Any] = functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv")
+_ATTENTION: tuple[Callable[[], Any], ...] = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+
+
+_MAY_USE_CUDNN = ("conv", "norm", "rnn", "lstm", "gru", "grid", "ctc", "attention", "cudnn")
+"""Of the names of operators that PyTorch implements by cuDNN where that is enabled."""
+
+
+def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
+    """What reads the settings that `GlobalStateGuard` does not know and that change what is generated for a simplified graph.
+
+    What is gone from it does not ask for any: reading one takes up to eight microseconds where caches are empty. cuDNN serves CUDA only. Which attention was chosen shows in the graph: as an operator of that name, or as a softmax.
+    """
+    nodes = captured.graph.graph.nodes
+    names = {str(node.target) for node in nodes if node.op == "call_function"}
+    values = (node.meta.get("val") for node in nodes)
+    found: list[Callable[[], Any]] = []
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        if any(part in name for name in names for part in _MAY_USE_CUDNN):
+            found.append(_CUDNN)
+        if any("conv" in name for name in names):
+            found.append(_CONVOLUTIONS)
+    if any("attention" in name or "softmax" in name for name in names):
+        found += _ATTENTION
+    return tuple(found)
+
+
+def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
+    """Why a call with `tensors` must run the original operators whatever its shapes; None where it need not."""
+    if _dispatch_modes():
+        return "a torch dispatch mode is active"
+    if any(not isinstance(mode, DeviceContext) for mode in _function_mode_stack()):
+        return "a torch function mode is active"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    other = next((t for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
+    if other is None:
+        return "an input is a nested tensor" if any(t.is_nested for t in tensors) else None
+    return f"an input is a {type(other).__name__}"
+
+
+def distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`tensors`, with an alias for each that occurred before: `TensorGuards` refuses the same one twice."""
+    seen: set[int] = set()
+    result = []
+    for tensor in tensors:
+        with torch.no_grad():
+            result.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return result
+
+
+class Signature:
+    """What the specialisation `captured` of `model` was made for: the call with `tensors`, at the time of making.
+
+    `forward` is what ran in place of the model's own, if anything did.
+    """
+
+    __slots__ = (
+        "_all_states",
+        "_code",
+        "_devices",
+        "_dicts",
+        "_empty",
+        "_globals_unchanged",
+        "_indices",
+        "_inputs_guard",
+        "_live",
+        "_pick_states",
+        "_python",
+        "_same_tensors",
+        "_seen",
+        "_set",
+        "_settings",
+        "_states_guard",
+    )
+
+    def __init__(
+        self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor], forward: object = None
+    ) -> None:
+        around = Surroundings(model, forward)
+        self._code = Code(model, around=around)
+        self._live = LiveTensors(model)
+        self._python = PythonState(model)
+        dicts = {id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values()
+        self._dicts = tuple(entries for entries in dicts if entries)
+        self._empty = tuple(entries for entries in dicts if not entries)
+        inputs = distinct(tensors)
+        self._inputs_guard = _tensor_guards(inputs)
+        self._states_guard = _tensor_guards(self._live.tensors)
+        self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
+        self._globals_unchanged = _guards.GlobalStateGuard().check
+        self._settings = (*settings(captured), *around.readers.values())
+        self._set = [read() for read in self._settings]
+        self._devices = _default_devices()
+        indices = captured.state_indices
+        self._all_states = indices == tuple(range(len(self._live.slots)))
+        self._pick_states = _getter(indices)
+        self._indices = indices
+        self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
+
+    def bind(self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None) -> Tensors | None:
+        """The arguments of the graph for a call with these input tensors; None where they do not match.
+
+        There are as many tensors as there were when the signature was made. `distinct` makes stand-ins, without
+        which a call that has a tensor twice does not match.
+        """
+        version, states = self._seen
+        # Versions only ever grow, so an equal sum stands for equal versions.
+        if any(self._empty) or sum(map(_dict_version, self._dicts)) != version or self._python.others:
+            found = self._look()
+            if found is None:
+                return None
+            states = found
+        arguments = (*states, *tensors)
+        if (
+            (stand_ins is not None or not self._same_tensors(*arguments))
+            and not (self._inputs_guard.check(*(stand_ins or tensors)) and self._states_guard.check(*states))
+        ) or (
+            not self._globals_unchanged()
+            or _dispatch_modes()
+            or forward_ad._current_level >= 0
+            or not self._code.unchanged()
+            or (self._settings and list(map(operator.call, self._settings)) != self._set)
+        ):
+            return None
+        if (_function_modes() or self._devices) and _default_devices() != self._devices:
+            return None
+        return arguments if self._all_states else (*self._pick_states(states), *tensors)
+
+    @property
+    def states(self) -> Tensors:
+        """The model's tensors as `bind` found them last."""
+        return self._seen[1]
+
+    def quick(
+        self,
+        run: Callable[..., Any],
+        positions: Sequence[int],
+        finish: Callable[..., Any] | None,
+        written: tuple[int, ...],
+        sizes: tuple[int, ...],
+    ) -> Any:
+        """What binds and calls `run` without Python, then `finish` on its results; None where that cannot be.
+
+        It compares what `bind` compares, but that it gives up where a dict changed since `bind` looked at it.
+
+        Args:
+            run: the graph, or what does the same with some of its arguments.
+            positions: of these.
+            finish: makes the call's result of the graph's; None for the first of these.
+            written: positions of the graph's arguments that it writes.
+            sizes: bytes that each of the graph's arguments covers.
+        """
+        states, arity = len(self._live.tensors), len(sizes) - len(self._indices)
+        # A dispatch mode is among the keys that tensors are compared with, if there are any.
+        zeros = (_function_modes,) if states + arity else (_function_modes, _dispatch_modes)
+        places = (*self._indices, *range(states, states + arity))
+        return self._call(
+            self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),
+            run, finish, self._live.tensors, arity, tuple(places[i] for i in positions), written, sizes,
+        )  # fmt: skip
+
+    def quick_forward(self, model: nn.Module, arity: int) -> Any:
+        """What calls the forward of `model`, which is always right, without Python before it; None where that cannot be.
+
+        It is for calls that gain nothing otherwise, and compares the inputs: others may gain something.
+        """
+        inputs = tuple(range(arity))
+        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), arity, inputs, (), ())
+
+    def _call(self, *rest: Any) -> Any:
+        made = fast_path.types()
+        if made is None or self._python.others or self._devices:
+            return None
+        try:
+            return made.call((*self._dicts, *self._empty, vars(forward_ad)), *rest, self._code.compare)
+        except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are more tensors than are worth it
+            return None
+
+    def _look(self) -> Tensors | None:
+        """The model's tensors, after all of its Python state was compared; None where that is another."""
+        version = sum(map(_dict_version, self._dicts))  # first: what changes meanwhile is noticed at the next call
+        states = self._live.now() if self._python.unchanged() else None
+        if states is not None:
+            self._seen = version, states
+        return states
+
+
+def _tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
+    return _guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    )
+
+
+def _default_devices() -> tuple[object, ...]:
+    """The devices of the `torch.device` blocks around; another mode stands for itself, which no other equals."""
+    return tuple(mode.device if isinstance(mode, DeviceContext) else mode for mode in _function_mode_stack())
+
+
+def _getter(indices: tuple[int, ...]) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    """A function that takes the values at `indices` out of a tuple."""
+    if not indices:
+        return lambda values: ()
+    if len(indices) == 1:
+        only = indices[0]
+        return lambda values: (values[only],)
+    return operator.itemgetter(*indices)

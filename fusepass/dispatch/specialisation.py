@@ -1,0 +1,220 @@
+"""One graph of a model, compiled for one signature, and how a call runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fusepass.capture.trace import Captured
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.dispatch.inline import Inline
+from fusepass.dispatch.signature import Signature, distinct
+from fusepass.measure import extent
+from fusepass.report.report import RegionState, Report
+from fusepass.runtime.fast_path import MISSED, types
+from fusepass.runtime.replay import CudaGraphs, Replay, obstacle
+from fusepass.structure import KeyPath, Template
+
+_WORTH = 5e-6
+"""Seconds a call that rewrites alone have to save, by the model of costs, for the graph to run instead of the original: what its guards
+take, or a launch. Attention of one query, written out, is two launches less."""
+
+
+class Specialisation:
+    """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
+
+    `alone` says that where nothing pays the model's own method `forward` is to serve, and `forward` is what runs in its place.
+
+    Attributes:
+        captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
+            signatures are many, and graphs are most of what they take.
+        arity: how many positional tensors the call has; -1 where it is not just positional tensors.
+        bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
+        written: positions of the arguments that the graph writes: inputs or tensors of the model.
+        writes: whether there are any.
+        pays: whether anything was fused, or rewritten to advantage, or is replayed as a CUDA graph; else the original is as good.
+        quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
+            so far.
+        replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
+        inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_apart",
+        "_call",
+        "_finish",
+        "_may_be_quick",
+        "_sizes",
+        "arity",
+        "bind",
+        "captured",
+        "compiled",
+        "inline",
+        "pays",
+        "quick",
+        "replay",
+        "signature",
+        "writes",
+        "written",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        captured: Captured,
+        compiled: CompiledGraph,
+        tensors: Sequence[torch.Tensor],
+        *,
+        cuda_graphs: bool = False,
+        traceable: bool = True,
+        alone: bool = False,
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
+        self.captured = replace(captured, graph=compiled.before)
+        self.compiled = compiled
+        self.signature = Signature(model, self.captured, tensors, forward)
+        self.arity = _arity(captured)
+        self.bind = self._bind_under_conditions if captured.conditions else self.signature.bind
+        self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call
+        self._finish = _finisher(captured.outputs)
+        first_input = len(captured.states)
+        self.written = frozenset(
+            [captured.state_indices.index(i) for i in captured.mutated_states]
+            + [first_input + i for i in captured.mutated_inputs]
+        )
+        self.writes = bool(self.written)
+        self._sizes = [
+            extent(node.meta["val"]) * node.meta["val"].dtype.itemsize
+            for node in compiled.before.graph.find_nodes(op="placeholder")
+        ]
+        self._apart: list[int] = []  # where arguments lay that share nothing that is written
+        self.replay = self._replay(tensors) if cuda_graphs else None
+        if isinstance(self.replay, Replay):
+            self._call = self.replay
+        fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
+        self.pays = fused or isinstance(self.replay, Replay) or compiled.saved >= _WORTH
+        self.quick: Any = None
+        self._alone = model if alone and not self.pays else None
+        plain = self.arity >= 0 and not captured.conditions
+        self._may_be_quick = plain and (self.pays or alone)
+        self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
+
+    @property
+    def report(self) -> Report:
+        """That of the compiled graph, with what became of its CUDA graph."""
+        replay = self.replay.status if isinstance(self.replay, Replay) else self.replay
+        return replace(self.compiled.report, cuda_graphs=(replay,) if replay else ())
+
+    def _replay(self, tensors: Sequence[torch.Tensor]) -> Replay | str:
+        """Calls through a CUDA graph, or why there is none."""
+        arguments = self.signature.bind(tensors, distinct(tensors)) or tuple(tensors)
+        reason = obstacle(self.compiled.graph_module.graph, arguments)
+        if reason is not None:
+            return f"not used: {reason}"
+        graphs = CudaGraphs(arguments[0].device)
+        return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
+
+    def _quick(self) -> Any:
+        if self._alone is not None:
+            return self.signature.quick_forward(self._alone, self.arity)
+        run: Callable[..., Any] = self._call
+        positions: Sequence[int] = range(len(self._sizes))
+        if run is self.compiled.call:
+            run, positions = self.compiled.without_python()
+        finish = None if self._finish is _first else self._finish
+        return self.signature.quick(run, positions, finish, tuple(sorted(self.written)), tuple(self._sizes))
+
+    def serve(self, tensors: tuple[Any, ...]) -> Any:
+        """The model's result for a call with these positional arguments, or `MISSED`."""
+        arguments = self.fitting(tensors) if self.pays else None
+        if arguments is None:
+            return MISSED
+        values = self._call(*arguments)
+        return values[0] if self._finish is _first else self._finish(values)
+
+    def fitting(self, tensors: tuple[Any, ...]) -> Sequence[torch.Tensor] | None:
+        """The graph's arguments for a call with these positional arguments that it is right for, else None."""
+        if len(tensors) != self.arity:
+            return None
+        if self._may_be_quick and types() is not None:
+            self.quick, self._may_be_quick = self._quick(), False
+        quick = self.quick
+        moment = quick.moment() if quick is not None else 0  # before anything is looked at
+        arguments = self.bind(tensors)
+        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+            return None
+        if quick is not None:
+            quick.renew(moment, self.signature.states if self.pays else ())
+        return arguments
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Any:
+        """The model's result, from what `Signature.bind` gave."""
+        return self._finish(self._call(*arguments))
+
+    def _bind_under_conditions(
+        self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...] | None:
+        """As `Signature.bind`; None, too, where forward would take other branches."""
+        bound = self.signature.bind(tensors, stand_ins)
+        if bound is None:
+            return None
+        with torch._C._DisableAutocast():  # as for the graph, which holds the casts
+            return bound if all(condition.holds(bound) for condition in self.captured.conditions) else None
+
+    def written_memory_is_shared(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether something that the graph writes shares memory with another argument.
+
+        The graph reads everything before it writes anything, so then it would not do what the model does.
+        """
+        starts = [argument.data_ptr() for argument in arguments]
+        if starts == self._apart:
+            return False
+        places = sorted(
+            (start, start + size, i) for i, (start, size) in enumerate(zip(starts, self._sizes, strict=True)) if size
+        )
+        end = end_of_written = 0
+        for start, stop, i in places:
+            if start < end_of_written or (i in self.written and start < end):
+                return True
+            end = max(end, stop)
+            end_of_written = max(end_of_written, stop) if i in self.written else end_of_written
+        self._apart = starts
+        return False
+
+
+def _arity(captured: Captured) -> int:
+    count = len(captured.inputs.holes)
+    positional: tuple[KeyPath, ...] = tuple((pytree.SequenceKey(0), pytree.SequenceKey(i)) for i in range(count))
+    return count if captured.paths == positional else -1
+
+
+def _finisher(outputs: Template) -> Callable[[Any], Any]:
+    """`outputs.fill`, quick for one tensor and for a tuple of tensors."""
+    if len(outputs.holes) < len(outputs.leaves):  # a number that is given as it is looks like the place of a tensor
+        return outputs.fill
+    sample = outputs.fill(range(len(outputs.holes)))
+    if sample == 0:
+        return _first
+    if type(sample) is tuple and sample == tuple(range(len(outputs.leaves))):
+        return tuple
+    return outputs.fill
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with autocast off: the graph holds the casts, and running it must not cast once more."""
+
+    def run(*arguments: torch.Tensor) -> Any:
+        with torch._C._DisableAutocast():
+            return call(*arguments)
+
+    return run

@@ -1,0 +1,315 @@
+"""Finds, for each call of a model, the compiled graph that serves it, or makes one, or runs the original."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fusepass.capture.branches import MOST_BRANCHES
+from fusepass.capture.trace import CaptureFailure, capture, capturing
+from fusepass.codegen.forms import Forms
+from fusepass.compile.pipeline import compile_graph
+from fusepass.config import override
+from fusepass.dispatch.capture_fallback import Route, Untouched
+from fusepass.dispatch.capture_fallbacks import Detours
+from fusepass.dispatch.signature import distinct, obstacle
+from fusepass.dispatch.signatures import Table
+from fusepass.dispatch.specialisation import Specialisation
+from fusepass.garbage import collector_paused
+from fusepass.report.report import CaptureRoute, Report
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.fast_path import MISSED
+from fusepass.structure import Template
+
+if TYPE_CHECKING:
+    from fusepass.profiling.profile import Profile
+_MOST_CONDITIONAL = 4
+"""Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
+
+_MOST_TRACEABLE = 16
+"""Specialisations that torch.compile and torch.export may trace: each has operators of its own, registered for good."""
+
+_UNTRACED = "every call so far ran as the original operators"
+_ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
+_Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
+
+
+class Specialiser:
+    """Runs a model by specialisations of it. Threads may share one; they specialise one after another.
+
+    Args:
+        model: the model, which stays as it is.
+        options: options of `fusepass.config.Config`, by name.
+        name: what reports and warnings call the model; its class by default.
+        forward: what to run where nothing is specialised; ``model.forward`` by default.
+        dynamo: whether Dynamo may serve what cannot be traced.
+    """
+
+    # Slots, so that `fusepass.guards.pystate` does not take what happens here for the state of a model around it.
+    __slots__ = (
+        "_detours",
+        "_fallbacks",
+        "_forms",
+        "_forward",
+        "_left",
+        "_lock",
+        "_model",
+        "_name",
+        "_options",
+        "_traceable",
+        "table",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        forward: Callable[..., Any] | None = None,
+        dynamo: bool = True,
+    ) -> None:
+        self._model = model
+        self._options = dict(options)
+        self._name = name or type(model).__name__
+        self._forward = forward
+        self._lock = threading.RLock()
+        self.table = Table()
+        self._traceable: tuple[Specialisation, ...] = ()
+        self._fallbacks = FallbackCounter()
+        self._forms = Forms()
+        self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
+        self._detours = Detours(
+            model,
+            self._name,
+            self._options,
+            forward,
+            self._fallbacks,
+            Specialiser,
+            dynamo=dynamo,
+            lock=self._lock,
+        )
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's result for ``forward(*args, **kwargs)``."""
+        if not kwargs:
+            for made in self.table.recent:
+                if made.pays:
+                    result = made.serve(args)
+                    if result is not MISSED:
+                        self.table.served(made)
+                        return result
+                elif made.fitting(args) is not None:
+                    self.table.served(made)
+                    return self.original(*args)
+            left = self._left
+            if left is not None and left[0] == self._kind(args):
+                return left[1](args, kwargs)
+        return self._look_up(args, kwargs)
+
+    def _kind(self, args: tuple[Any, ...]) -> object | None:
+        """What decides about the route of a call with tensors alone that records no gradients; None for other calls."""
+        if torch.is_grad_enabled() or any(type(arg) is not torch.Tensor for arg in args):
+            return None
+        return self._model.training, *(arg.dim() for arg in args)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same inside of torch.compile or torch.export; specialises nothing, and nothing serves sizes left open."""
+        if torch.compiler.is_exporting() and _open_sizes(args, kwargs):
+            return self.original(*args, **kwargs)
+        for made in self._traceable:
+            if made.inline is not None and made.inline.matches(args, kwargs):
+                return made.inline(args, kwargs)
+        return self.original(*args, **kwargs)
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The model's own forward."""
+        return self._forward or self._model.forward
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialisation | CaptureFailure:
+        """Specialise for a call without making it; where the call would need gradients, for one without."""
+        tensors, inputs = Template.of((args, kwargs))
+        reason = obstacle(tensors)
+        if reason is not None:
+            return CaptureFailure(reason, final=True)
+        with self._lock, torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
+            found = self._find(tensors, inputs)
+            return found[0] if found else self._specialise(args, kwargs, tensors)
+
+    def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile | CaptureFailure:
+        """Times of the steps of a call, which is not made; where it would need gradients, of one without."""
+        made = self.prepare(args, kwargs)
+        if isinstance(made, CaptureFailure):
+            return made
+        from fusepass.profiling.profiler import profile  # seldom wanted
+
+        tensors, _ = Template.of((args, kwargs))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
+            bound = made.signature.bind(tensors, distinct(tensors))
+        assert bound is not None  # it was made for these
+        return profile(made.compiled, bound, made.written)
+
+    def report(self) -> Report:
+        """What was fused so far, and what was not."""
+        routes, refusals = self._detours.routes, self._detours.refusals
+        reports = [made.report for made in self.table]
+        kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
+        reports += [report for route in routes for report in route.reports()]
+        own = Report(
+            model=self._name,
+            device=reports[0].device if reports else _device(self._model),
+            capture=max(kinds, key=list(CaptureRoute).index, default=CaptureRoute.UNTOUCHED),
+            refusals=tuple(refusals.values()),
+            fallbacks=self._fallbacks.records(),
+            reason="; ".join(refusals)
+            or (None if kinds else _UNTRACED if self._fallbacks.records() else "not called yet"),
+            cuda_graphs=self._without_graphs(routes),
+        )
+        return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
+
+    def _without_graphs(self, routes: Sequence[Route]) -> tuple[str, ...]:
+        """Why CUDA graphs that were asked for do not serve calls that take a route; children tell for themselves."""
+        with override(**self._options) as config:
+            kinds = {route.kind for route in routes if config.cuda_graphs} - {CaptureRoute.CHILDREN}
+        return tuple(f"not used: {_ROUTE_WORDS[kind]}" for kind in sorted(kinds))
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in full: nested inputs, what stands against it, gradients, a new signature."""
+        if capturing():
+            return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
+        tensors, inputs = Template.of((args, kwargs))
+        reason = obstacle(tensors)
+        if reason is None and self._needs_gradients(tensors):
+            reason = "needs gradients"
+        if reason is None and any(map(is_lazy, self._model.parameters())):
+            reason = "has parameters that its first call is to initialise"
+        if reason is not None:
+            return self._run_original(args, kwargs, reason)
+        found = self._find(tensors, inputs)
+        if found is None:
+            return self._run_new(args, kwargs, tensors, inputs)
+        return self._run_checked(*found, args, kwargs)
+
+    def _run_checked(
+        self, made: Specialisation, bound: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not made.pays:
+            return self.original(*args, **kwargs)
+        if made.writes and made.written_memory_is_shared(bound):
+            return self._run_original(args, kwargs, "memory that forward writes is shared by two of its inputs")
+        return made.run(bound)
+
+    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        self._fallbacks.count(self._name, reason)
+        return self.original(*args, **kwargs)
+
+    def leave(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """A call of the model itself, for a reason that counts as a fallback."""
+        self._fallbacks.count(self._name, reason)
+        return model(*args, **kwargs)
+
+    def _needs_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether autograd would record the call."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in tensors) or any(p.requires_grad for p in self._model.parameters())
+
+    def _find(self, tensors: Sequence[torch.Tensor], inputs: Template) -> _Found | None:
+        stand_ins = distinct(tensors)
+        for made in self.table.candidates(tensors):
+            if made.captured.inputs.same_form(inputs):
+                bound = made.bind(tensors, stand_ins)
+                if bound is not None:
+                    self.table.used(made, tensors)
+                    return made, bound
+        return None
+
+    def _run_new(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor], inputs: Template
+    ) -> Any:
+        """A call of a signature that was not seen before, or that is not traced."""
+        with override(**self._options) as config:
+            if not config.fuses:
+                return self.original(*args, **kwargs)
+        key = inputs.key, self._model.training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        with self._lock:
+            route = self._detours.get(key)
+            found = None if route else self._find(tensors, inputs)
+            reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
+            failure = None
+            if route is None and found is None and reason is None:
+                made = self._specialise(args, kwargs, tensors)
+                if isinstance(made, CaptureFailure):
+                    failure, reason = made, made.reason
+                    route = None if failure.error else self._detours.conclude(key, failure, config)
+                else:
+                    bound = made.bind(tensors, distinct(tensors))
+                    found = None if bound is None else (made, bound)
+        if failure is not None and failure.error is not None:
+            # The call itself may be at fault: then the original says so, and nothing follows for other calls.
+            result = self._run_original(args, kwargs, failure.reason)
+            with self._lock:
+                self._detours.conclude(key, failure, config)
+            return result
+        if route is not None:
+            if isinstance(route, Untouched) and not kwargs and next(iter(self.table), None) is None:
+                kind = self._kind(args)
+                self._left = self._left if kind is None else (kind, route)
+            return self._detours.run(key, route, tensors, args, kwargs)
+        if found is not None:
+            return self._run_checked(*found, args, kwargs)
+        return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
+
+    def _specialise(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> Specialisation | CaptureFailure:
+        start = time.perf_counter()
+        conditional = sum(bool(made.captured.conditions) for made in self.table)
+        branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
+        with collector_paused():
+            captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
+        seconds = time.perf_counter() - start
+        if isinstance(captured, CaptureFailure):
+            return captured
+        with override(**self._options) as config:
+            try:
+                compiled = compile_graph(
+                    captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms, exact_inputs=True
+                )
+                report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
+                compiled = replace(compiled, report=report)
+                traceable = len(self._traceable) < _MOST_TRACEABLE
+                made = Specialisation(
+                    self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
+                    alone=self._forward is None, forward=self._forward,
+                )  # fmt: skip
+            except Exception as bug:  # ours, but not a reason for the user's model not to run
+                if config.debug:
+                    raise
+                return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
+        if made.inline is not None:
+            self._traceable = (*self._traceable, made)
+        self.table.add(made, tensors, config.max_signatures)
+        return made
+
+    def refuse(self, step: str, reason: str) -> None:
+        """Keep for the report why a way of capturing failed; said once."""
+        self._detours.refuse(step, reason)
+
+
+def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether torch.export is to leave a size of a tensor open; comparing it with a number would fix it."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _device(model: nn.Module) -> str:
+    return next((str(tensor.device) for tensors in (model.parameters(), model.buffers()) for tensor in tensors), "cpu")

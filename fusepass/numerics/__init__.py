@@ -1,0 +1,1 @@
+"""The numeric policy, and checks of regions and of whole models against float64."""

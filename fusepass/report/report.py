@@ -1,0 +1,158 @@
+"""What was fused, what was not and why, as frozen values that go to text and to JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fusepass.report.choice import Choice
+from fusepass.report.records import (
+    CaptureRoute,
+    KernelRecord,
+    ModelRecord,
+    OpRecord,
+    RefusalReport,
+    RegionRecord,
+    RegionState,
+    RewriteReport,
+    SourceFile,
+)
+from fusepass.report.table import terminal_width
+from fusepass.report.text import region_text, report_text
+from fusepass.runtime.fallbacks import FallbackCounter, FallbackReport
+
+__all__ = [
+    "CaptureRoute",
+    "FallbackCounter",
+    "FallbackReport",
+    "KernelRecord",
+    "OpRecord",
+    "RefusalReport",
+    "RegionReport",
+    "RegionState",
+    "Report",
+    "RewriteReport",
+    "SourceFile",
+]
+
+FORMAT = 2
+"""Version of the JSON form; raised when a key is renamed, removed or changes its meaning."""
+
+_Key = TypeVar("_Key")
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True)
+class RegionReport(RegionRecord):
+    """One region of operators that runs as one fused call; `RegionRecord` says what is known of it."""
+
+    def __str__(self) -> str:
+        return region_text(self, terminal_width())
+
+
+@dataclass(frozen=True)
+class Report(ModelRecord):
+    """What became of one model; `ModelRecord` says what is known of it.
+
+    ``str()`` fits the terminal; `to_json` and `from_json` keep everything.
+    """
+
+    regions: tuple[RegionReport, ...] = ()
+
+    def __str__(self) -> str:
+        return report_text(self, terminal_width())
+
+    def to_json(self) -> str:
+        """Everything as JSON; the keys are described in docs/report.md and are stable within one `FORMAT`."""
+        data = {"format": FORMAT, **asdict(self), "seconds": dict(self.seconds)}
+        return json.dumps(data, indent=2, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote.
+
+        Raises:
+            ValueError: `text` is not JSON, not a report, or of another format.
+        """
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise ValueError(f"not a fusepass report of format {FORMAT}")
+        try:
+            return cls(**data | _decoded(data))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a fusepass report: {error}") from error
+
+    @classmethod
+    def merge(cls, reports: Sequence[Report]) -> Report:
+        """One report of several graphs of one model: its signatures, its children, the pieces Dynamo found.
+
+        Regions and rewrites are kept one after another, equal refusals once; counts and seconds add up; the
+        capture is the least complete of all.
+
+        Raises:
+            ValueError: `reports` is empty.
+        """
+        if not reports:
+            raise ValueError("nothing to merge: give at least one report")
+        fallbacks = _sums(((f.where, f.reason), f.count) for r in reports for f in r.fallbacks)
+        routes = list(CaptureRoute)
+        return replace(
+            reports[0],
+            model=_joined((r.model for r in reports), ", "),
+            device=_joined((r.device for r in reports), ", "),
+            capture=max((r.capture for r in reports), key=routes.index),
+            regions=tuple(region for r in reports for region in r.regions),
+            refusals=tuple(dict.fromkeys(refusal for r in reports for refusal in r.refusals)),
+            fallbacks=tuple(FallbackReport(*key, count) for key, count in fallbacks),
+            reason=_joined((r.reason for r in reports if r.reason), "; ") or None,
+            rewrites=tuple(rewrite for r in reports for rewrite in r.rewrites),
+            ops_total=sum(r.ops_total for r in reports),
+            ops_fused=sum(r.ops_fused for r in reports),
+            seconds=_sums(entry for r in reports for entry in r.seconds),
+            cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
+        )
+
+
+def _joined(parts: Iterable[str], separator: str) -> str:
+    return separator.join(dict.fromkeys(parts))
+
+
+def _sums(entries: Iterable[tuple[_Key, _Number]]) -> tuple[tuple[_Key, _Number], ...]:
+    """Values added up by key, in the order of the keys' first occurrence."""
+    sums: dict[_Key, _Number] = {}
+    for key, value in entries:
+        sums[key] = sums[key] + value if key in sums else value
+    return tuple(sums.items())
+
+
+def _decoded(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a report that JSON holds in another form."""
+    return {
+        "capture": CaptureRoute(data["capture"]),
+        "regions": tuple(_region(entry) for entry in data["regions"]),
+        "refusals": tuple(RefusalReport(**entry) for entry in data["refusals"]),
+        "fallbacks": tuple(FallbackReport(**entry) for entry in data["fallbacks"]),
+        "rewrites": tuple(RewriteReport(**entry) for entry in data["rewrites"]),
+        "seconds": tuple(data["seconds"].items()),
+        "cuda_graphs": tuple(data.get("cuda_graphs", ())),
+    }
+
+
+def _region(data: dict[str, Any]) -> RegionReport:
+    decoded = {
+        "ops": tuple(OpRecord(**entry) for entry in data["ops"]),
+        "kernels": tuple(KernelRecord(**entry) for entry in data["kernels"]),
+        "state": RegionState(data["state"]),
+        "sources": tuple(_source(entry) for entry in data["sources"]),
+        "choice": Choice.from_json(data["choice"]) if data.get("choice") else None,
+        "written": tuple(data.get("written", ())),
+    }
+    return RegionReport(**data | decoded)
+
+
+def _source(data: dict[str, Any]) -> SourceFile:
+    path = data["path"]
+    return SourceFile(data["name"], None if path is None else Path(path), data["text"])

@@ -1,0 +1,62 @@
+"""Which sets of operators may not become a region, and why.
+
+A check returns a reason, or None where it has no objection. `REGION_CHECKS` look at a region after a step of its growth (a
+step that is refused now may be legal later), `FINAL_CHECKS` at a grown region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusepass.patterns.dataflow import Candidate
+
+MOST_OPS = 200
+"""Operators in one region: compile time of the generated source grows with it."""
+MOST_ARGUMENTS = 64
+"""Inputs and outputs of one region: a kernel's parameters are limited."""
+
+
+def step_reason(candidate: Candidate) -> str | None:
+    """Why a region may not grow to `candidate`, if so."""
+    return next((reason for check in REGION_CHECKS if (reason := check(candidate)) is not None), None)
+
+
+def final_reason(candidate: Candidate) -> str | None:
+    """Why the grown `candidate` may not become a region, if so."""
+    return next((reason for check in FINAL_CHECKS if (reason := check(candidate)) is not None), None)
+
+
+def no_cycle(candidate: Candidate) -> str | None:
+    between = candidate.before & candidate.after & ~candidate.members
+    return "would wait for itself: a value leaves the region and comes back" if between else None
+
+
+def one_anchor(candidate: Candidate) -> str | None:
+    return "a region has one convolution or matrix product" if candidate.anchors.bit_count() > 1 else None
+
+
+def anchor_first(candidate: Candidate) -> str | None:
+    return "would run before the region's convolution or matrix product" if candidate.before_anchor else None
+
+
+def not_too_many_ops(candidate: Candidate) -> str | None:
+    return f"the region would have more than {MOST_OPS} operators" if candidate.size > MOST_OPS else None
+
+
+def not_too_many_arguments(candidate: Candidate) -> str | None:
+    count = candidate.input_count + candidate.output_count
+    return f"the region would have more than {MOST_ARGUMENTS} inputs and outputs" if count > MOST_ARGUMENTS else None
+
+
+def reads_a_tensor(candidate: Candidate) -> str | None:
+    return None if candidate.reads_tensors else "the region would read no tensor"
+
+
+REGION_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
+    no_cycle,
+    one_anchor,
+    anchor_first,
+    not_too_many_ops,
+    not_too_many_arguments,
+)
+FINAL_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (reads_a_tensor,)
