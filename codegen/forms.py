@@ -79,7 +79,7 @@ class Forms:
         self._families: dict[tuple[object, ...], _Family] = {}
         self._round = 0
         self.choices: dict[tuple[str, int], Any] = {}
-        self.variants: dict[tuple[object, ...], str] = {}
+        self.chosen: dict[tuple[object, ...], str] = {}
         self._lock = threading.RLock()
 
     def next_round(self) -> None:

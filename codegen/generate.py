@@ -30,7 +30,7 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule.patch_partials import (
     pieces_of_windows,
     seconds_with_windows,
@@ -67,7 +67,7 @@ class Generated:
 
     program: Program
     facts: DeviceFacts
-    arrangement: Arrangement = RULES
+    overrides: ScheduleOverrides = NO_OVERRIDES
     general: Source | None = None
     generality: Generality = Generality.NONE
     sizes: str = ""
@@ -80,12 +80,12 @@ class Generated:
         Raises:
             ScheduleError, RenderError: a bug in the scheduler or the renderer.
         """
-        return self.general or render(self.program, self.facts, arrangement=self.arrangement)
+        return self.general or render(self.program, self.facts, overrides=self.overrides)
 
     @cached_property
     def schedules(self) -> tuple[str, ...]:
         """Per kernel, how it is laid on the device, in words."""
-        level, chosen = self.generality, self.arrangement
+        level, chosen = self.generality, self.overrides
         return tuple(describe(self.program, kernel, self.facts, level, chosen) for kernel in self.program.kernels)
 
     @property
@@ -109,7 +109,7 @@ def generate(
     builder: Builder,
     facts: DeviceFacts,
     anchor: AnchorSource = AnchorSource.PREFERRED,
-    arrangement: Arrangement = RULES,
+    overrides: ScheduleOverrides = NO_OVERRIDES,
 ) -> Generated:
     """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor,
     `arrangement` how kernels are to depart from the rules.
@@ -124,21 +124,21 @@ def generate(
         if config.dump:
             stages.append((stage, program_text(result)))
 
-    options = pass_options(facts, anchor, arrangement)
+    options = pass_options(facts, anchor, overrides)
     final = run_passes(program, builder, options, check=config.debug, observe=observe)
-    generated = Generated(final, facts, arrangement)
+    generated = Generated(final, facts, overrides)
     if config.dump:
         _dump(config.dump / program.name, stages, generated.source)
     return generated
 
 
 def pass_options(
-    facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED, arrangement: Arrangement = RULES
+    facts: DeviceFacts, anchor: AnchorSource = AnchorSource.PREFERRED, overrides: ScheduleOverrides = NO_OVERRIDES
 ) -> PassOptions:
     """What the passes are told about a device, and about who is to compute the region's anchor."""
     if facts.target is Target.CUDA:
-        teams = current().allows(TEAMS) and arrangement.teams
-        workers = int(2 * facts.multiprocessors * arrangement.pieces)
+        teams = current().allows(TEAMS) and overrides.teams
+        workers = int(2 * facts.multiprocessors * overrides.pieces)
         # Two resident blocks on every multiprocessor; a piece is worth a block from some 16 KB on. Scattered stores of
         # 1 MB take about as long as a launch.
         policy = SplitPolicy(
@@ -164,7 +164,7 @@ def pass_options(
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: _pays_twice(program, first, second, facts),
-            row_pieces=lambda program, kernel: row_pieces(program, kernel, facts) if arrangement.over_rows else None,
+            row_pieces=lambda program, kernel: row_pieces(program, kernel, facts) if overrides.over_rows else None,
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
             scanned=lambda program, kernel: rows_stay(_ordered(program, kernel), program, facts),
             seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
@@ -177,7 +177,7 @@ def pass_options(
             product_seconds=lambda program, kernel: schedule_product.seconds_with_copies(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
-    workers = int(4 * facts.cores * arrangement.pieces)
+    workers = int(4 * facts.cores * overrides.pieces)
     policy = SplitPolicy(workers, least_piece=16384, lanes=64, least_of_scans=16)
     return PassOptions(policy, longest_cached_row=1 << 16, stores_columns=False, stores_pieces=False)
 

@@ -121,12 +121,14 @@ def cpu_schedule(
 def cpu_ranking(kernel: Kernel, program: Program, facts: DeviceFacts) -> tuple[tuple[CpuSchedule, float], ...]:
     """The schedules that `kernel` may have, with estimated seconds: the rules' one, then the others by these."""
     first = cpu_schedule(kernel, program, facts)
-    others = [(each, _seconds(kernel, program, facts, each)) for each in dict.fromkeys(_rivals(kernel, facts, first))]
+    others = [
+        (each, _seconds(kernel, program, facts, each)) for each in dict.fromkeys(_alternatives(kernel, facts, first))
+    ]
     ranked = sorted((each for each in others if each[0] != first), key=lambda each: each[1])
     return (first, _seconds(kernel, program, facts, first)), *ranked
 
 
-def _rivals(kernel: Kernel, facts: DeviceFacts, plan: CpuSchedule) -> Iterator[CpuSchedule]:
+def _alternatives(kernel: Kernel, facts: DeviceFacts, plan: CpuSchedule) -> Iterator[CpuSchedule]:
     """Schedules that do as `plan`: longer or shorter blocks, more or fewer rows side by side, values kept or computed again."""
     if kernel.scans:
         return
@@ -159,7 +161,7 @@ def _seconds(kernel: Kernel, program: Program, facts: DeviceFacts, plan: CpuSche
     points = kernel.row_count * max(kernel.col_count, 1)
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | kernel.writes)
     read = sum(program.buffer(name).nbytes for name in kernel.reads)
-    again = len(kernel.sweeps) + bool(kernel.stores) - 1 if kernel.sweeps else 0
+    again = len(kernel.reduction_loops) + bool(kernel.stores) - 1 if kernel.reduction_loops else 0
     together = plan.width * read // max(kernel.row_count, 1)
     cached = _CACHED if together <= facts.l2_bytes else 1.0
     kept = _KEEPING * len(kept_on_cpu(kernel)) if plan.keep else 0.0

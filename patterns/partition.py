@@ -130,7 +130,7 @@ def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
     found: dict[_Offer, None] = {}
     over: defaultdict[horizontal.Ground, dict[_Offer, None]] = defaultdict(dict)
     for offer in sorted(offers, key=lambda offer: offer.first):
-        while pair := _with_companion(flow, offer, over):
+        while pair := _with_independent(flow, offer, over):
             other, offer = pair
             del found[other]
             for ground in other.grounds:
@@ -141,7 +141,7 @@ def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
     return sorted((offer for offer in found if not offer.alone), key=lambda offer: offer.first)
 
 
-def _with_companion(
+def _with_independent(
     flow: Dataflow, offer: _Offer, over: Mapping[horizontal.Ground, Iterable[_Offer]]
 ) -> tuple[_Offer, _Offer] | None:
     """The first of those `over` what `offer` goes over that is better as one with it, and the two as one."""

@@ -15,7 +15,7 @@ MOST = 64
 """Behind a change no further steps are taken once so many nodes are found."""
 
 
-class Agenda:
+class Worklist:
     """The nodes to try in passes over a graph; in the first these are all.
 
     A node that comes after a change in a pass is tried with the change in place. So a later pass has to try again only
@@ -66,18 +66,18 @@ class Agenda:
             self._now |= nodes - passed
 
 
-class Agendas:
-    """Several agendas of one graph, which all hear of its changes."""
+class Worklists:
+    """Several worklists of one graph, which all hear of its changes."""
 
-    def __init__(self, *agendas: Agenda) -> None:
-        self._agendas = agendas
+    def __init__(self, *worklists: Worklist) -> None:
+        self._worklists = worklists
 
     def changed(self, nodes: Iterable[fx.Node]) -> None:
         """These nodes are new, or have other users than before."""
         changed = set(nodes)
         near = changed.union(_descendants(changed), *(node.all_input_nodes for node in changed))
-        for agenda in self._agendas:
-            agenda.notice(near)
+        for worklist in self._worklists:
+            worklist.notice(near)
 
 
 _NEW, _BEFORE = -1, -2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat, children, indices_in
+from fusepass.codegen.ir.expr import Expr, ReductionResult, children, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
@@ -16,11 +16,14 @@ def reduced_along(kernel: Kernel, axes: Sequence[Axis]) -> Expr | None:
     It reduces once, float32 numbers of one value. That, like a result itself, is made of numbers of a sample and a channel alone, as
     the threads that reduce a row do not have its neighbours' places; and nothing else is made of results.
     """
-    if len(kernel.sweeps) != 1 or kernel.anchor is None:
+    if len(kernel.reduction_loops) != 1 or kernel.anchor is None:
         return None
-    (sweep,) = kernel.sweeps
-    value = sweep[0].values[0]
-    if any(each.values != (value,) or each.dtype is not DType.F32 for each in sweep) or value.dtype is not DType.F32:
+    (reduction_loop,) = kernel.reduction_loops
+    value = reduction_loop[0].values[0]
+    if (
+        any(each.values != (value,) or each.dtype is not DType.F32 for each in reduction_loop)
+        or value.dtype is not DType.F32
+    ):
         return None
     near = set(axes[:2])
     if any(not index.axes <= near for index in indices_in(value)):
@@ -37,7 +40,7 @@ def _needs_besides(roots: Sequence[Expr], value: Expr, anchor: str) -> bool:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, Stat) and node.reduction == anchor:
+        if isinstance(node, ReductionResult) and node.reduction == anchor:
             return True
         stack.extend(children(node))
     return False

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.expr import (
     Op,
     Position,
     Prefix,
-    Stat,
+    ReductionResult,
     Window,
     children,
     own_indices,
@@ -28,7 +28,7 @@ from fusepass.codegen.ir.expr import (
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
-Need = Axis | Stat | Prefix
+Need = Axis | ReductionResult | Prefix
 
 _WORD = 4  # bytes of a register
 _SIMPLE = frozenset(
@@ -62,7 +62,7 @@ class Dataflow:
             below = children(node)
             needs = frozenset[Need]().union(*(self._needs[id(child)] for child in below))
             needs = needs.union(*(index.axes for index in own_indices(node)))
-            if isinstance(node, Stat | Prefix):
+            if isinstance(node, ReductionResult | Prefix):
                 needs |= {node}
             if isinstance(node, Window):
                 needs -= frozenset(node.axes)
@@ -72,9 +72,12 @@ class Dataflow:
 
 def phases(kernel: Kernel) -> tuple[tuple[Expr, ...], ...]:
     """The expressions that each phase evaluates per element."""
-    sweeps = (tuple(value for reduction in sweep for value in reduction.values) for sweep in kernel.sweeps)
+    reduction_loops = (
+        tuple(value for reduction in reduction_loop for value in reduction.values)
+        for reduction_loop in kernel.reduction_loops
+    )
     partial = kernel.partials.values if kernel.partials is not None else ()
-    return (*sweeps, (*(store.value for store in kernel.stores), *partial))
+    return (*reduction_loops, (*(store.value for store in kernel.stores), *partial))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +100,7 @@ def kept_values(kernel: Kernel, dataflow: Dataflow, *, stats: bool = True) -> tu
         needs = dataflow.needs(node)
         if id(node) not in born or isinstance(node, Const | Position) or not needs & cols:
             return False
-        return stats or not any(isinstance(need, Stat) for need in needs)
+        return stats or not any(isinstance(need, ReductionResult) for need in needs)
 
     for number, roots in enumerate(phases(kernel)):
         reached = list(_reached(roots, stop=old))
@@ -114,7 +117,7 @@ def most_words(kernel: Kernel, dataflow: Dataflow) -> int:
     return max((sum(max(_WORD, value.node.dtype.nbytes) // _WORD for value in each) for each in held), default=0)
 
 
-def computed_again(kernel: Kernel, dataflow: Dataflow, kept: Sequence[Kept]) -> int:
+def rematerialised(kernel: Kernel, dataflow: Dataflow, kept: Sequence[Kept]) -> int:
     """Operators of a column, but for short ones, that phases compute anew where no more is `kept` than that."""
     known, cols = {id(value.node) for value in kept}, frozenset(kernel.cols)
     times = Counter(
@@ -143,7 +146,7 @@ def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
 
 
 def _is_short(node: Expr) -> bool:
-    return isinstance(node, Load | Const | Stat) or (isinstance(node, Apply) and node.op in _SIMPLE)
+    return isinstance(node, Load | Const | ReductionResult) or (isinstance(node, Apply) and node.op in _SIMPLE)
 
 
 def _bytes(kept: Sequence[Kept]) -> int:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Masked, Op, ReduceOp, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Masked, Op, ReduceOp, ReductionResult, children, walk
 from fusepass.codegen.ir.ops import STEPS
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 
@@ -69,7 +69,7 @@ class _Search:
         if not all(self._keeps(reduction, node) for reduction in self._reduced[id(node)]):
             self._exact.add(id(node))
         self._decide(node)
-        if isinstance(node, Stat):
+        if isinstance(node, ReductionResult):
             if id(node) in self._exact:
                 self._exact_stats.add((node.reduction, node.part))
             return
@@ -86,7 +86,7 @@ class _Search:
         reduced = self._reduced[id(node)]
         if any(each.op.finds_place or each.name in self._decided_stats for each in reduced):
             self._decided.add(id(node))
-        if isinstance(node, Stat) and id(node) in self._decided:
+        if isinstance(node, ReductionResult) and id(node) in self._decided:
             self._decided_stats.add(node.reduction)
         jumps = isinstance(node, Apply) and (node.op in STEPS or node.dtype is DType.BOOL or node.dtype.is_int)
         if jumps or id(node) in self._decided:

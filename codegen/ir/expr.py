@@ -102,7 +102,7 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Stat:
+class ReductionResult:
     """Part number `part` of the kernel's reduction `reduction` for the current row."""
 
     reduction: str
@@ -121,7 +121,7 @@ class Prefix:
     dtype: DType
 
 
-Expr = Load | Gather | Const | Apply | Position | Masked | Window | Stat | Prefix
+Expr = Load | Gather | Const | Apply | Position | Masked | Window | ReductionResult | Prefix
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
@@ -161,7 +161,7 @@ def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: b
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if (guarded or isinstance(node, Apply | Stat)) and wanted(node):
+        if (guarded or isinstance(node, Apply | ReductionResult)) and wanted(node):
             yield node
         elif isinstance(node, Masked) and not guarded:
             stack.append(node.other)
@@ -316,8 +316,8 @@ class Builder:
     def window(self, op: ReduceOp, axes: tuple[Axis, ...], value: Expr) -> Expr:
         return self._intern(("window", op, axes, id(value)), lambda: Window(op, axes, value, value.dtype))
 
-    def stat(self, reduction: str, part: int, dtype: DType) -> Expr:
-        return self._intern(("stat", reduction, part), lambda: Stat(reduction, part, dtype))
+    def reduction_result(self, reduction: str, part: int, dtype: DType) -> Expr:
+        return self._intern(("stat", reduction, part), lambda: ReductionResult(reduction, part, dtype))
 
     def prefix(self, reduction: str, part: int, index: Index, dtype: DType) -> Expr:
         return self._intern(("prefix", reduction, part, index), lambda: Prefix(reduction, part, index, dtype))
@@ -359,8 +359,8 @@ class Builder:
                 fresh = self.masked(bounds, done[id(value)], done[id(other)])
             case Window(op, window_axes, value, _):
                 fresh = self.window(op, window_axes, done[id(value)])
-            case Stat(reduction, part, dtype):
-                fresh = self.stat(reduction, part, dtype)
+            case ReductionResult(reduction, part, dtype):
+                fresh = self.reduction_result(reduction, part, dtype)
             case Prefix(reduction, part, index, dtype):
                 fresh = self.prefix(reduction, part, index.substitute(axes), dtype)
         replaced = leaf(fresh)

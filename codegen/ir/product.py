@@ -210,7 +210,7 @@ class Filling:
     channel: int
     image: tuple[tuple[int, int, int], ...]
     factors: tuple[str, str]
-    alarm: str
+    overflow_flag: str
 
     @property
     def reads(self) -> tuple[str, ...]:

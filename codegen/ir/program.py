@@ -162,7 +162,7 @@ class Partials:
 
 
 @dataclass(frozen=True)
-class Alarm:
+class OverflowFlag:
     """``buffer[0] = 1`` if `condition` holds at any element of a pointwise kernel; else the buffer stays as it is."""
 
     buffer: str
@@ -181,7 +181,7 @@ class Kernel:
     name: str
     rows: tuple[Axis, ...]
     cols: tuple[Axis, ...]
-    sweeps: tuple[tuple[Reduction, ...], ...]
+    reduction_loops: tuple[tuple[Reduction, ...], ...]
     row_stores: tuple[Store, ...]
     stores: tuple[Store, ...]
     origin: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class Kernel:
     team: Team | None = None
     partials: Partials | None = None
     within: tuple[Bound, ...] = ()
-    alarm: Alarm | None = None
+    overflow_flag: OverflowFlag | None = None
     when: str | None = None
     cluster: int = 1
     rest: bool = False
@@ -226,7 +226,7 @@ class Kernel:
 
     @property
     def is_pointwise(self) -> bool:
-        return not self.sweeps
+        return not self.reduction_loops
 
     @property
     def ends_per_element(self) -> bool:
@@ -236,7 +236,7 @@ class Kernel:
     @property
     def reduces_over_rows(self) -> bool:
         """Whether it reduces over its rows beside along them."""
-        return self.partials is not None and bool(self.sweeps)
+        return self.partials is not None and bool(self.reduction_loops)
 
     @property
     def scans(self) -> bool:
@@ -245,14 +245,14 @@ class Kernel:
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:
-        return tuple(reduction for sweep in self.sweeps for reduction in sweep)
+        return tuple(reduction for reduction_loop in self.reduction_loops for reduction in reduction_loop)
 
     @cached_property
     def roots(self) -> tuple[Expr, ...]:
         """Every expression that the kernel evaluates."""
         values = [value for reduction in self.reductions for value in reduction.values]
         values += self.partials.values if self.partials else ()
-        values += [self.alarm.condition] if self.alarm else []
+        values += [self.overflow_flag.condition] if self.overflow_flag else []
         return (*values, *(store.value for store in (*self.row_stores, *self.stores)))
 
     @cached_property
@@ -283,15 +283,17 @@ class Kernel:
         return frozenset(store.buffer for store in (*self.row_stores, *self.stores, *partial, *self.once))
 
     @property
-    def alarms(self) -> frozenset[str]:
+    def overflow_flags(self) -> frozenset[str]:
         """The buffers in which it may raise an alarm."""
         filling = self.anchor.filling if isinstance(self.anchor, Product) and self.anchor.fills else None
-        return frozenset(each.alarm for each in (filling,) if each) | {each.buffer for each in (self.alarm,) if each}
+        return frozenset(each.overflow_flag for each in (filling,) if each) | {
+            each.buffer for each in (self.overflow_flag,) if each
+        }
 
     @cached_property
     def buffers(self) -> frozenset[str]:
         """Every buffer that a launch needs."""
-        return self.reads | self.writes | self.alarms | ({self.team.exchange} if self.team else set())
+        return self.reads | self.writes | self.overflow_flags | ({self.team.exchange} if self.team else set())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Op, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Op, ReduceOp, ReductionResult
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.ir.vectors import map_values
 
@@ -40,7 +40,7 @@ def _with_shares(kernel: Kernel, total: Reduction, program: Program, builder: Bu
     difference = builder.apply(Op.SUB, builder.apply(Op.MUL, value, factor), builder.apply(Op.MUL, top, factor))
     power = builder.apply(Op.EXP2, difference)
     sum_of_powers = replace(total, name=f"{total.name}_of_powers", values=(power,))
-    inverse = builder.apply(Op.RECIPROCAL, builder.stat(sum_of_powers.name, 0, DType.F32))
+    inverse = builder.apply(Op.RECIPROCAL, builder.reduction_result(sum_of_powers.name, 0, DType.F32))
     share = builder.apply(Op.MUL, power, inverse)
     exponential = builder.rewrite(total.values[0])
 
@@ -50,9 +50,14 @@ def _with_shares(kernel: Kernel, total: Reduction, program: Program, builder: Bu
         return share if _is_total(node.args[1], total.name, top) else None
 
     changed = map_values(kernel, lambda root: builder.rewrite(root, leaf=leaf), lambda index: index)
-    swept = tuple(tuple(sum_of_powers if r.name == total.name else r for r in sweep) for sweep in changed.sweeps)
-    changed = replace(changed, sweeps=swept)
-    left = any(n is exponential or (isinstance(n, Stat) and n.reduction == total.name) for n in changed.nodes)
+    swept = tuple(
+        tuple(sum_of_powers if r.name == total.name else r for r in reduction_loop)
+        for reduction_loop in changed.reduction_loops
+    )
+    changed = replace(changed, reduction_loops=swept)
+    left = any(
+        n is exponential or (isinstance(n, ReductionResult) and n.reduction == total.name) for n in changed.nodes
+    )
     return kernel if left else changed
 
 
@@ -63,7 +68,7 @@ def _below_top(total: Reduction) -> tuple[Expr, Expr] | None:
             op=ReduceOp.SUM, dtype=DType.F32, values=(Apply(op=Op.EXP, args=(Apply(op=Op.SUB, args=args),)),)
         ):
             value, top = args
-            return (value, top) if isinstance(top, Stat) else None
+            return (value, top) if isinstance(top, ReductionResult) else None
     return None
 
 
@@ -71,9 +76,10 @@ def _is_total(divisor: Expr, name: str, top: Expr) -> bool:
     """Whether `divisor` is the sum called `name`, or that but for rows without a number above -inf, which are NaN either way."""
     match divisor:
         case Apply(
-            op=Op.WHERE, args=(Apply(op=Op.EQ, args=(compared, Const(value=bound))), Const(value=0.0), Stat() as own)
+            op=Op.WHERE,
+            args=(Apply(op=Op.EQ, args=(compared, Const(value=bound))), Const(value=0.0), ReductionResult() as own),
         ):
             return own.reduction == name and compared is top and bound == -math.inf
-        case Stat(reduction=found):
+        case ReductionResult(reduction=found):
             return found == name
     return False

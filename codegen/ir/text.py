@@ -14,7 +14,7 @@ from fusepass.codegen.ir.expr import (
     Op,
     Position,
     Prefix,
-    Stat,
+    ReductionResult,
     Window,
     walk,
 )
@@ -82,9 +82,9 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
     if kernel.rest:
         yield "  writes what is left"
     names = _Names()
-    for number, sweep in enumerate(kernel.sweeps):
+    for number, reduction_loop in enumerate(kernel.reduction_loops):
         yield f"  sweep {number}"
-        for reduction in sweep:
+        for reduction in reduction_loop:
             yield from _reduction_lines(reduction, names)
     if kernel.partials is not None:
         yield from _partial_lines(kernel.partials, names)
@@ -92,10 +92,10 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         if stores:
             yield f"  {title}"
             yield from ("    " + line for line in _store_lines(stores, names))
-    if kernel.alarm is not None:
+    if kernel.overflow_flag is not None:
         yield "  alarm"
-        yield from ("    " + line for line in names.define([kernel.alarm.condition]))
-        yield f"    {kernel.alarm.buffer}[0] = 1 if {names[kernel.alarm.condition]}"
+        yield from ("    " + line for line in names.define([kernel.overflow_flag.condition]))
+        yield f"    {kernel.overflow_flag.buffer}[0] = 1 if {names[kernel.overflow_flag.condition]}"
 
 
 def _partial_lines(partials: Partials, names: _Names) -> Iterator[str]:
@@ -133,7 +133,7 @@ class _Names:
         for node in walk(*roots):
             if id(node) in self._names:
                 continue
-            if isinstance(node, Const | Stat | Prefix):
+            if isinstance(node, Const | ReductionResult | Prefix):
                 self._names[id(node)] = self._right(node)
                 continue
             self._names[id(node)] = f"%{sum(name.startswith('%') for name in self._names.values())}"
@@ -160,7 +160,7 @@ class _Names:
                 return f"{self[value]} if {' and '.join(map(str, mask))} else {self[other]}"
             case Window(op, axes, value, _):
                 return f"window {op.value} over [{_axes(axes)}] of {self[value]}"
-            case Stat(reduction, part, _):
+            case ReductionResult(reduction, part, _):
                 return f"{reduction}.{part}"
             case Prefix(reduction, part, index, _):
                 return f"{reduction}.{part}[{index}]"

@@ -72,7 +72,7 @@ def run_axes(cols: Axis, length: int) -> tuple[Axis, Axis]:
 def coordinate_names(kernel: Kernel) -> dict[Atom, str]:
     """The quotients and remainders of flat axes that are the position along an axis of `kernel`, by that axis' name."""
     names: dict[Atom, str] = {}
-    flat = flatten(replace(kernel, sweeps=(), row_stores=(), stores=()), Builder())
+    flat = flatten(replace(kernel, reduction_loops=(), row_stores=(), stores=()), Builder())
     for axes, whole in ((kernel.rows, flat.rows), (kernel.cols, flat.cols)):
         for axis, index in _coordinates(axes, whole).items():
             if index.constant == 0 and len(index.terms) == 1 and index.terms[0][1] == 1:
@@ -175,12 +175,13 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
 
     return replace(
         kernel,
-        sweeps=tuple(map(reduced, kernel.sweeps)),
+        reduction_loops=tuple(map(reduced, kernel.reduction_loops)),
         row_stores=mapped(kernel.row_stores),
         stores=mapped(kernel.stores),
         partials=kernel.partials and partials(kernel.partials),
         within=tuple(Bound(index(bound.index), bound.low, bound.high) for bound in kernel.within),
-        alarm=kernel.alarm and replace(kernel.alarm, condition=value(kernel.alarm.condition)),
+        overflow_flag=kernel.overflow_flag
+        and replace(kernel.overflow_flag, condition=value(kernel.overflow_flag.condition)),
         once=mapped(kernel.once),
     )
 

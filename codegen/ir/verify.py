@@ -7,7 +7,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution, Pooling, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Prefix, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import Prefix, ReduceOp, ReductionResult, Window
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
@@ -55,7 +55,7 @@ def _program_faults(program: Program) -> Iterator[str]:
         for name in sorted(kernel.reads):
             if roles.get(name) not in (Role.INPUT,) and name not in written:
                 yield f"{kernel.name} reads {name} before it is written"
-        for name in sorted(kernel.alarms):
+        for name in sorted(kernel.overflow_flags):
             if name not in written or roles[name] is not Role.TEMP:
                 yield f"{kernel.name} raises an alarm in {name}, which is no temporary written before"
         for name in sorted(kernel.writes):
@@ -81,7 +81,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     axes = [axis.name for axis in (*kernel.rows, *kernel.cols)]
     if len(set(axes)) != len(axes):
         yield "two axes share a name"
-    if bool(kernel.cols) != bool(kernel.sweeps):
+    if bool(kernel.cols) != bool(kernel.reduction_loops):
         yield "columns without a reduction, or a reduction without columns"
     if kernel.once and (kernel.when is not None or kernel.rest or kernel.reads & kernel.writes):
         yield "what is stored once, in a kernel that may not run, or that reads what it writes"
@@ -89,13 +89,17 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         not isinstance(kernel.anchor, Product | None) or kernel.team is not None or kernel.cluster > 1
     ):
         yield "a convolution, or rows that blocks share, in a kernel that may not run"
-    if kernel.alarm is not None:
-        if kernel.alarm.condition.dtype is not DType.BOOL or kernel.anchor is not None or not kernel.is_pointwise:
+    if kernel.overflow_flag is not None:
+        if (
+            kernel.overflow_flag.condition.dtype is not DType.BOOL
+            or kernel.anchor is not None
+            or not kernel.is_pointwise
+        ):
             yield "an alarm that is no condition per element"
-        yield from expr_faults(program, kernel.alarm.condition, frozenset(kernel.rows), {})
+        yield from expr_faults(program, kernel.overflow_flag.condition, frozenset(kernel.rows), {})
     for store in kernel.once:
         yield from store_faults(program, store, frozenset(), {})
-    if kernel.row_stores and not kernel.sweeps:
+    if kernel.row_stores and not kernel.reduction_loops:
         yield "row stores in a pointwise kernel"
     partial = kernel.partials.stores if kernel.partials else ()
     alike, others = kernel.stores, partial
@@ -108,7 +112,9 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
-    if kernel.cluster not in CLUSTERS or (kernel.cluster > 1 and (kernel.team is not None or not kernel.sweeps)):
+    if kernel.cluster not in CLUSTERS or (
+        kernel.cluster > 1 and (kernel.team is not None or not kernel.reduction_loops)
+    ):
         yield f"a cluster of {kernel.cluster} blocks, which have nothing to share"
     if kernel.scans:
         yield from _scan_faults(kernel)
@@ -119,13 +125,13 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
     if kernel.anchor is not None:
         yield from _anchor_faults(program, kernel, kernel.anchor)
         known[kernel.anchor.name] = 1
-    for sweep in kernel.sweeps:
-        for reduction in sweep:
+    for reduction_loop in kernel.reduction_loops:
+        for reduction in reduction_loop:
             if len(reduction.values) != reduction.op.arity:
                 yield f"{reduction.name} takes {reduction.op.arity} values, has {len(reduction.values)}"
             for value in reduction.values:
                 yield from expr_faults(program, value, everything, known, everywhere=not kernel.within)
-        known.update({each.name: -each.op.parts if each.running else each.op.kept for each in sweep})
+        known.update({each.name: -each.op.parts if each.running else each.op.kept for each in reduction_loop})
     if kernel.partials is not None:
         yield from _partial_faults(program, kernel, kernel.partials, known)
     for store in kernel.row_stores:
@@ -146,8 +152,8 @@ def _are_apart(stores: Sequence[Store]) -> bool:
 
 
 def _scan_faults(kernel: Kernel) -> Iterator[str]:
-    *before, last = kernel.sweeps
-    if len(last) > 1 or any(reduction.running for sweep in before for reduction in sweep):
+    *before, last = kernel.reduction_loops
+    if len(last) > 1 or any(reduction.running for reduction_loop in before for reduction in reduction_loop):
         yield "a running reduction beside others of its sweep, or before others"
     if len(kernel.cols) > 1 or kernel.col_count == 1:
         yield "a running reduction over several axes, or one of one point"
@@ -229,7 +235,7 @@ def _pooling_faults(program: Program, anchor: Convolution, pooled: Pooling) -> I
 
 
 def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]) -> Iterator[str]:
-    if kernel.sweeps:
+    if kernel.reduction_loops:
         yield from _partial_faults_of_rows(program, kernel, partials, known)
         return
     has_windows = any(isinstance(node, Window) for node in kernel.nodes)
@@ -272,17 +278,17 @@ def _partial_store_faults(program: Program, partials: Partials, axes: Sequence[A
     results = {reduction.name: reduction.op.kept for reduction in partials.reductions}
     for store in partials.stores:
         yield from store_faults(program, store, frozenset((partials.pieces, *axes)), results)
-        if not isinstance(store.value, Stat):
+        if not isinstance(store.value, ReductionResult):
             yield f"store to {store.buffer} of more than a partial result"
 
 
 def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
-    if team.members < 2 or team.teams < 1 or not kernel.sweeps:
+    if team.members < 2 or team.teams < 1 or not kernel.reduction_loops:
         yield f"{team.teams} teams of {team.members} blocks, which have nothing to share"
-    if team.strip > 1 and len(kernel.sweeps) > 1:
+    if team.strip > 1 and len(kernel.reduction_loops) > 1:
         yield f"strips of {team.strip} rows, swept more than once"
     buffer = find_buffer(program, team.exchange)
-    if team.together > 1 and (team.strip > 1 or len(kernel.sweeps) > 1):
+    if team.together > 1 and (team.strip > 1 or len(kernel.reduction_loops) > 1):
         yield f"meetings for {team.together} rows, swept more than once or in strips"
     needed = exchange_offsets(kernel, team.members, team.teams, team.strip, team.together)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:

@@ -12,7 +12,7 @@ from fusepass.codegen.ir.expr import (
     Masked,
     Op,
     Prefix,
-    Stat,
+    ReductionResult,
     Window,
     children,
     own_indices,
@@ -60,7 +60,7 @@ def expr_faults(
                     yield from _index_faults(index, inner, buffer, f"load from {name}")
             case Gather(buffer=name):
                 yield from _gather_faults(find_buffer(program, name), node, id(node) in unguarded, inner)
-            case Stat(reduction=name, part=part, dtype=dtype):
+            case ReductionResult(reduction=name, part=part, dtype=dtype):
                 if known.get(name, 0) <= 0:
                     yield f"result of {name} used before its sweep ends"
                 elif part >= known[name]:

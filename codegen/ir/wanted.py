@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Position, Stat, children, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Position, ReductionResult, children, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.ops import Op
 from fusepass.codegen.ir.product import Product
@@ -39,7 +39,7 @@ def wanted(kernel: Kernel) -> Wanted | None:
 
 
 def _uses(value: Expr, product: str) -> bool:
-    return any(isinstance(node, Stat) and node.reduction == product for node in walk(value))
+    return any(isinstance(node, ReductionResult) and node.reduction == product for node in walk(value))
 
 
 def _wanted(value: Expr, product: str) -> Wanted | None:

@@ -220,7 +220,7 @@ class Context:
         for part, dtype in enumerate(reduction.types):
             buffer = self.add_buffer(f"{origin.split('.')[0]}_{number}_{part}", dtype, kept, strides, Role.TEMP)
             where = linear([c if d not in dims else Index() for d, c in enumerate(coordinates)], strides)
-            stores.append(Store(buffer.name, where, self.builder.stat(reduction.name, part, dtype)))
+            stores.append(Store(buffer.name, where, self.builder.reduction_result(reduction.name, part, dtype)))
             results.append(self.read(buffer))
         self.kernels.append(
             Kernel(f"{reduction.name}_kernel", rows, cols, ((reduction,),), tuple(stores), (), (origin,))

@@ -14,9 +14,9 @@ from fusepass.codegen.ir.program import Anchor, Buffer, Kernel, LibraryCall, Pro
 from fusepass.codegen.passes.alignment import dimensions_of, with_whole_dimensions
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_value
 from fusepass.codegen.passes.few_results import FewResults, few_results_value
+from fusepass.codegen.passes.fuse_into_producer import fuse_into_producer
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.plain_product import PlainProduct
-from fusepass.codegen.passes.prefix import with_common_prefix
 from fusepass.codegen.passes.products import product_rows, product_value
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
@@ -55,7 +55,7 @@ def anchored(
     rows, origin = _rows(anchor, axes), (operator_of(call),)
     kernel = Kernel(f"{result.name}_kernel", rows, (), (), (), (store,), origin, in_kernel(anchor))
     made = replace(program, calls=calls, kernels=(kernel, *program.kernels), buffers=stored)
-    return made if isinstance(anchor, Product | Depthwise | FewResults) else with_common_prefix(made, builder)
+    return made if isinstance(anchor, Product | Depthwise | FewResults) else fuse_into_producer(made, builder)
 
 
 def _absorbed_in_parts(
@@ -101,7 +101,7 @@ def _value(program: Program, builder: Builder, call: LibraryCall, anchor: AnyAnc
         return anchor.value(builder, axes)
     if isinstance(anchor, PlainProduct):
         return anchor.value(builder)
-    return builder.cast(builder.stat(anchor.name, 0, DType.F32), program.buffer(call.result).dtype)
+    return builder.cast(builder.reduction_result(anchor.name, 0, DType.F32), program.buffer(call.result).dtype)
 
 
 def _rows(anchor: AnyAnchor, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

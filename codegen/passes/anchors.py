@@ -25,7 +25,6 @@ from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
-from fusepass.codegen.passes.again import Again, compute_again, never
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_columns import sums_of_rows
@@ -39,6 +38,7 @@ from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.plain_product import plain_product_of
 from fusepass.codegen.passes.products import product_of, without_idle_views
+from fusepass.codegen.passes.rematerialisation import Rematerialise, never, rematerialise
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
@@ -71,7 +71,7 @@ def generate_anchors(
     plain: bool = False,
     kept: int = 0,
     shared: Choice = lambda program, kernel: False,
-    again: Again = never,
+    again: Rematerialise = never,
     product_seconds: Seconds | None = None,
 ) -> Program:
     """Replace each library convolution and product for which `choose` accepts a kernel that would do it.
@@ -137,10 +137,12 @@ def _in_sums(program: Program, builder: Builder, call: LibraryCall) -> Program |
     return None if form is None or kernel is None else replace(form, kernels=(kernel, *form.kernels[1:]))
 
 
-def _reduced(program: Program, builder: Builder, pieces: Pieces, kept: int, shared: Choice, again: Again) -> Program:
+def _reduced(
+    program: Program, builder: Builder, pieces: Pieces, kept: int, shared: Choice, again: Rematerialise
+) -> Program:
     """`program` with what reduces over positions of the first kernel's windows in it; what then reads its results alone computes them once more
     where that takes less time."""
-    twice = compute_again(program, builder, 0, pieces, again)
+    twice = rematerialise(program, builder, 0, pieces, again)
     return twice or reduce_positions(program, builder, 0, pieces, kept=kept, shared=shared) or program
 
 
@@ -154,7 +156,7 @@ def _in_halves(
         return
     form = anchored(program, builder, call, halved, None)
     across = form is not None and _stores_channels_last(form.kernels[0])
-    if any(kernel.sweeps and result.name in kernel.reads for kernel in program.kernels):
+    if any(kernel.reduction_loops and result.name in kernel.reads for kernel in program.kernels):
         for in_runs in (True, False):
             by_phases = halved_of(program, builder, anchor, result, by_phases=True, in_runs=in_runs)
             form = None if by_phases is None else anchored(program, builder, call, by_phases, CHANNELS)
@@ -254,7 +256,7 @@ def _in_places(
     call: LibraryCall,
     anchor: Convolution,
     pieces: Pieces,
-    again: Again,
+    again: Rematerialise,
     *,
     held: bool,
 ) -> Iterator[tuple[Program, Kernel]]:
@@ -279,7 +281,7 @@ def _in_places(
             reduced = None if over else reduce_positions(made, builder, place, pieces)
             twice = None
             if reduced is not None and reduced.kernels[place].stores:
-                twice = compute_again(made, builder, place, pieces, again)
+                twice = rematerialise(made, builder, place, pieces, again)
             for each in filter(None, (twice, reduced, made)):
                 yield each, each.kernels[place]
 

@@ -86,7 +86,7 @@ def _crossing(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     both together.
     """
     read, written = read_and_written_along(program, kernel)
-    if kernel.sweeps or read is not None or written is None:
+    if kernel.reduction_loops or read is not None or written is None:
         return kernel
     large = max(kernel.loads(), key=lambda load: program.buffer(load.buffer).nbytes, default=None)
     apart = split_axes(kernel, builder) if large and (large.index.stride(written) or 0) >= _FAR else kernel

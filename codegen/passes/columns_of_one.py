@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Stat
+from fusepass.codegen.ir.expr import Builder, Expr, ReductionResult
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.passes.fuse import is_plain
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -17,12 +17,12 @@ def columns_of_one(program: Program, builder: Builder) -> Program:
 
 
 def _without_columns(kernel: Kernel, builder: Builder) -> Kernel:
-    if not kernel.sweeps or kernel.col_count != 1 or not is_plain(kernel) or kernel.scans:
+    if not kernel.reduction_loops or kernel.col_count != 1 or not is_plain(kernel) or kernel.scans:
         return kernel
     found: dict[tuple[str, int], Expr] = {}
 
     def leaf(node: Expr) -> Expr | None:
-        return found.get((node.reduction, node.part)) if isinstance(node, Stat) else None
+        return found.get((node.reduction, node.part)) if isinstance(node, ReductionResult) else None
 
     for reduction in kernel.reductions:
         values = (builder.rewrite(value, leaf=leaf) for value in reduction.values)
@@ -31,5 +31,5 @@ def _without_columns(kernel: Kernel, builder: Builder) -> Kernel:
         parts = as_piece(replace(reduction, values=tuple(values)), builder)[-reduction.op.parts :]
         for number, part in enumerate(parts):
             found[reduction.name, number] = builder.cast(part, reduction.type_of(number))
-    pointwise = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=leaf)
+    pointwise = rewrite_kernel(replace(kernel, reduction_loops=()), builder, leaf=leaf)
     return replace(pointwise, cols=(), row_stores=(), stores=(*pointwise.stores, *pointwise.row_stores))

@@ -82,7 +82,7 @@ class Finder:
         value = _finite_magnitude(b, b.load(source.name, at, _F32))
         largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
         made = self._buffer("planes", source.shape[:2])
-        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.stat("largest", 0, _F32)))
+        exponent = b.apply(Op.FLOOR, b.apply(Op.LOG2, b.reduction_result("largest", 0, _F32)))
         self._kernel(axes[:2], axes[2:], largest, [_store(made, axes[:2], exponent)])
         return made
 
@@ -91,7 +91,7 @@ class Finder:
         b = self.builder
         sample, channel = Axis("s0", samples), Axis("s1", channels)
         value = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
-        found = b.stat("largest", 0, _F32)
+        found = b.reduction_result("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
         exponent = self._at_least(lowered, _LEAST_SAMPLE)
         if self.flag is None:
@@ -108,7 +108,7 @@ class Finder:
         sample, channel = Axis("c0", samples), Axis("c1", channels)
         plane = b.load(planes.name, linear([axis_index(sample), axis_index(channel)], planes.strides), _F32)
         beside = b.apply(Op.SUB, plane, b.load(scale.name, axis_index(sample), _F32))
-        found = b.stat("largest", 0, _F32)
+        found = b.reduction_result("largest", 0, _F32)
         lowered = b.apply(Op.SUB, found, b.const(float(self.top), _F32))
         exponent = self._at_least(lowered, _LEAST_CHANNEL)
         if self.flag is None:
@@ -140,7 +140,7 @@ class Finder:
         """The exponent of t if it is one by the weights that a channel has."""
         b = self.builder
         axes, exponent = self._weights(weight)
-        found = b.stat("largest", 0, _F32)
+        found = b.reduction_result("largest", 0, _F32)
         return self._of_largest("channel", axes, axes[0 if transposed else 1], exponent, b.apply(Op.NEG, found))
 
     def out_exponents(self, weight: Buffer, scale: Buffer, *, transposed: bool, finite: bool = True) -> Buffer:
@@ -149,7 +149,7 @@ class Finder:
         axes, exponent = self._weights(weight, finite=finite)
         out, channel = (axes[1], axes[0]) if transposed else axes[:2]
         value = b.apply(Op.ADD, exponent, b.load(scale.name, axis_index(channel), _F32))
-        lowered = b.apply(Op.SUB, b.stat("largest", 0, _F32), b.const(float(_TOP), _F32))
+        lowered = b.apply(Op.SUB, b.reduction_result("largest", 0, _F32), b.const(float(_TOP), _F32))
         return self._of_largest("out", axes, out, value, lowered)
 
     def _weights(self, weight: Buffer, *, finite: bool = True) -> tuple[tuple[Axis, ...], Expr]:
@@ -167,7 +167,7 @@ class Finder:
         made = self._buffer(what, (row.size,))
         largest = Reduction("largest", ReduceOp.MAX, (value,), _F32)
         columns = tuple(axis for axis in axes if axis is not row)
-        exponent = _unless_nothing(b, b.stat("largest", 0, _F32), made_of_it)
+        exponent = _unless_nothing(b, b.reduction_result("largest", 0, _F32), made_of_it)
         self._kernel((row,), columns, largest, [_store(made, (row,), exponent)])
         return made
 
@@ -195,8 +195,8 @@ class Finder:
         stores: Sequence[Store] = (),
     ) -> None:
         name = f"{(*row_stores, *stores)[0].buffer}_kernel"
-        sweeps = ((reduction,),) if reduction else ()
-        self.kernels.append(Kernel(name, rows, columns, sweeps, tuple(row_stores), tuple(stores), ORIGIN))
+        reduction_loops = ((reduction,),) if reduction else ()
+        self.kernels.append(Kernel(name, rows, columns, reduction_loops, tuple(row_stores), tuple(stores), ORIGIN))
 
 
 def _store(buffer: Buffer, axes: Sequence[Axis], value: Expr) -> Store:

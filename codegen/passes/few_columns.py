@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Op, ReduceOp, Stat, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Op, ReduceOp, ReductionResult, Window
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.product import Operand, Product
 from fusepass.codegen.ir.program import Kernel, Reduction, Store
@@ -43,7 +43,13 @@ def sums_of_rows(kernel: Kernel, builder: Builder) -> Kernel | None:
             at = {pieces: Index(), batch: Index(), rows: place, columns: Index(n)}
             stores += [_store_at(builder, store, at, product.name, name) for store in kernel.stores]
     return replace(
-        kernel, rows=(row,), cols=(term,), sweeps=(tuple(sums),), row_stores=tuple(stores), stores=(), anchor=None
+        kernel,
+        rows=(row,),
+        cols=(term,),
+        reduction_loops=(tuple(sums),),
+        row_stores=tuple(stores),
+        stores=(),
+        anchor=None,
     )
 
 
@@ -56,6 +62,10 @@ def _store_at(builder: Builder, store: Store, at: dict[Axis, Index], product: st
     """`store` where the axes are `at` these places, of the sum of that `name`."""
 
     def leaf(node: Expr) -> Expr | None:
-        return builder.stat(name, 0, DType.F32) if isinstance(node, Stat) and node.reduction == product else None
+        return (
+            builder.reduction_result(name, 0, DType.F32)
+            if isinstance(node, ReductionResult) and node.reduction == product
+            else None
+        )
 
     return Store(store.buffer, store.index.substitute(at), builder.rewrite(store.value, at, leaf))

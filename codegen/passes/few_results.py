@@ -134,9 +134,9 @@ def _by_channel(kernel: Kernel, builder: Builder, what: FewResults) -> Kernel:
     channel, *points = window.axes
     products = builder.window(window.op, tuple(points), window.value)
     total = Reduction(f"{kernel.name}_sum", ReduceOp.SUM, (products,), window.dtype)
-    stat = builder.stat(total.name, 0, window.dtype)
+    stat = builder.reduction_result(total.name, 0, window.dtype)
     summed = rewrite_kernel(kernel, builder, leaf=lambda node: stat if node is window else None)
-    return replace(summed, cols=(channel,), sweeps=((total,),), row_stores=summed.stores, stores=())
+    return replace(summed, cols=(channel,), reduction_loops=((total,),), row_stores=summed.stores, stores=())
 
 
 def _is_weight(node: Expr, what: FewResults) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Alarm, Kernel, Program
+from fusepass.codegen.ir.program import Kernel, OverflowFlag, Program
 from fusepass.codegen.passes.anchors import Choice
 from fusepass.codegen.passes.exponents import LARGEST
 
@@ -32,7 +32,7 @@ def _with(program: Program, builder: Builder, kernel: Kernel, filled: Kernel) ->
     product = kernel.anchor
     assert isinstance(product, Product)
     assert product.filling is not None
-    flag, packed = product.filling.alarm, product.right.buffer
+    flag, packed = product.filling.overflow_flag, product.right.buffer
     place = program.kernels.index(kernel)
     (start,) = (
         number for number, each in enumerate(program.kernels[:place]) if packed in each.writes and each.when is None
@@ -41,18 +41,18 @@ def _with(program: Program, builder: Builder, kernel: Kernel, filled: Kernel) ->
     again = [each for each in between if each.when == flag]
     pack = [each for each in again if packed in each.writes]
     once = [each for each in between if each.when is None]
-    first = (_alarming(each, builder, flag) if product.left.buffer in each.writes else each for each in once)
+    first = (_flagging(each, builder, flag) if product.left.buffer in each.writes else each for each in once)
     repeated = [each for each in again if each not in pack]
     repeated += [_again(each, flag) for each in once] + pack + [_again(kernel, flag)]
     return replace(program, kernels=(*before, *first, filled, *repeated, *behind))
 
 
-def _alarming(kernel: Kernel, builder: Builder, flag: str) -> Kernel:
+def _flagging(kernel: Kernel, builder: Builder, flag: str) -> Kernel:
     """`kernel`, which packs weights, with an alarm where one is infinite."""
     (store,) = kernel.stores
     magnitude = builder.apply(Op.ABS, builder.cast(store.value, DType.F32))
     infinite = builder.apply(Op.GT, magnitude, builder.const(LARGEST, DType.F32), dtype=DType.BOOL)
-    return replace(kernel, alarm=Alarm(flag, infinite))
+    return replace(kernel, overflow_flag=OverflowFlag(flag, infinite))
 
 
 def _again(kernel: Kernel, flag: str) -> Kernel:

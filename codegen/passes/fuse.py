@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Load, ReductionResult, Window, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.axes import merge_rows, nearest, rename_axes
@@ -64,7 +64,7 @@ def fuse_into_producer(
 
 def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None:
     shared = producer.writes & consumer.reads
-    if (producer.scans and consumer.sweeps) or any(store.buffer in shared for store in producer.stores):
+    if (producer.scans and consumer.reduction_loops) or any(store.buffer in shared for store in producer.stores):
         return None
     if not is_plain(producer) or not is_plain(consumer):
         return None
@@ -79,13 +79,17 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
         return None
     consumer = told
     origin = tuple(dict.fromkeys((*producer.origin, *consumer.origin)))
-    if consumer.sweeps:
+    if consumer.reduction_loops:
         if set(consumer.cols) != _several(producer.cols) or set(consumer.rows) != _several(producer.rows):
             return None
         return share_reductions(
             replace(
                 producer,
-                sweeps=((*producer.sweeps, *consumer.sweeps) if consumer.scans else _placed(producer, consumer.sweeps)),
+                reduction_loops=(
+                    (*producer.reduction_loops, *consumer.reduction_loops)
+                    if consumer.scans
+                    else _placed(producer, consumer.reduction_loops)
+                ),
                 row_stores=(*producer.row_stores, *consumer.row_stores),
                 stores=(*producer.stores, *consumer.stores),
                 origin=origin,
@@ -115,19 +119,21 @@ def with_stored(kernel: Kernel, stores: Sequence[Store], builder: Builder) -> Ke
 
 def is_plain(kernel: Kernel) -> bool:
     """Whether it computes from memory alone, in each run."""
-    return kernel.anchor is None and kernel.partials is None and kernel.alarm is None and kernel.when is None
+    return kernel.anchor is None and kernel.partials is None and kernel.overflow_flag is None and kernel.when is None
 
 
 def _several(axes: tuple[Axis, ...]) -> set[Axis]:
     return {axis for axis in axes if axis.size != 1}
 
 
-def _placed(producer: Kernel, sweeps: tuple[tuple[Reduction, ...], ...]) -> tuple[tuple[Reduction, ...], ...]:
+def _placed(producer: Kernel, reduction_loops: tuple[tuple[Reduction, ...], ...]) -> tuple[tuple[Reduction, ...], ...]:
     """The producer's sweeps with each of `sweeps` joined to the earliest one after everything it depends on."""
-    placed = [list(sweep) for sweep in producer.sweeps]
-    for reduction in (r for sweep in sweeps for r in sweep):
+    placed = [list(reduction_loop) for reduction_loop in producer.reduction_loops]
+    for reduction in (r for reduction_loop in reduction_loops for r in reduction_loop):
         needed = _stats_of(reduction)
-        level = 1 + max((n for n, sweep in enumerate(placed) if any(r.name in needed for r in sweep)), default=-1)
+        level = 1 + max(
+            (n for n, reduction_loop in enumerate(placed) if any(r.name in needed for r in reduction_loop)), default=-1
+        )
         if level == len(placed):
             placed.append([])
         placed[level].append(reduction)
@@ -135,7 +141,7 @@ def _placed(producer: Kernel, sweeps: tuple[tuple[Reduction, ...], ...]) -> tupl
 
 
 def _stats_of(reduction: Reduction) -> set[str]:
-    return {node.reduction for node in walk(*reduction.values) if isinstance(node, Stat)}
+    return {node.reduction for node in walk(*reduction.values) if isinstance(node, ReductionResult)}
 
 
 def fuse_siblings(program: Program, builder: Builder) -> Program:
@@ -172,7 +178,7 @@ def _join(first: Kernel, second: Kernel, builder: Builder) -> Kernel | None:
     return share_reductions(
         replace(
             first,
-            sweeps=_placed(first, second.sweeps) if second.sweeps else first.sweeps,
+            reduction_loops=_placed(first, second.reduction_loops) if second.reduction_loops else first.reduction_loops,
             row_stores=(*first.row_stores, *second.row_stores),
             stores=(*first.stores, *second.stores),
             origin=tuple(dict.fromkeys((*first.origin, *second.origin))),
@@ -209,7 +215,11 @@ def fuse_elements(program: Program, builder: Builder, rules: ElementRules) -> Pr
     for position, kernel in enumerate(program.kernels):
         for place, other in enumerate(program.kernels):
             first, last = sorted((position, place))
-            if not kernel.sweeps or not other.is_pointwise or not _independent(program.kernels[first : last + 1]):
+            if (
+                not kernel.reduction_loops
+                or not other.is_pointwise
+                or not _independent(program.kernels[first : last + 1])
+            ):
                 continue
             fused = _with_elements(program, kernel, other, builder, rules)
             if fused is not None:

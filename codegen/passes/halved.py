@@ -129,7 +129,7 @@ def _filling(source: Buffer, steps: tuple[Step, ...], scales: Scales | Unscaled,
         channel=source.strides[1],
         image=tuple((size, step.before, whole) for size, step, whole in zip(image, steps, padded, strict=True)),
         factors=(scales.factors[0].name, scales.factors[1].name),
-        alarm=scales.flag,
+        overflow_flag=scales.flag,
     )
 
 

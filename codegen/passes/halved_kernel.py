@@ -13,9 +13,9 @@ from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, delineariz
 from fusepass.codegen.ir.product import Product, nested
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halves import Scales, Unscaled
+from fusepass.codegen.passes.padding import with_room
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.room import with_room
 from fusepass.codegen.passes.runs import columns_of
 from fusepass.codegen.passes.steps import Step
 
@@ -47,7 +47,7 @@ class Halved:
 
     def value(self, builder: Builder, axes: tuple[Axis, ...]) -> Expr:
         """The element of the result at `axes`, its dimensions."""
-        total = builder.stat(self.product.name, 0, DType.F32)
+        total = builder.reduction_result(self.product.name, 0, DType.F32)
         return self.scales.restored(builder, total, axis_index(axes[0]), axis_index(axes[1]))
 
     def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:

@@ -26,7 +26,7 @@ from fusepass.codegen.ir.convolution import HALVES
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index, contiguous_strides, linear
-from fusepass.codegen.ir.program import Alarm, Buffer, Kernel, Role, Store
+from fusepass.codegen.ir.program import Buffer, Kernel, OverflowFlag, Role, Store
 from fusepass.codegen.passes.exponents import LARGEST, ORIGIN, Finder, powers, some_places
 
 LOW_SHIFT = 11
@@ -140,9 +140,9 @@ class Scales(WeightScales):
             return made, (*self.first, kernel)
         magnitude = builder.apply(Op.ABS, _scaled(builder, _number(builder, self.source, layout), factors))
         large = builder.apply(Op.GE, magnitude, builder.const(_TOO_LARGE, _F32), dtype=DType.BOOL)
-        alarm = Alarm(self.flag, large)
+        overflow_flag = OverflowFlag(self.flag, large)
         once_more = replace(kernel, name=f"{kernel.name}_again", when=self.flag)
-        return made, (*self.first, replace(kernel, alarm=alarm), *self.again, once_more)
+        return made, (*self.first, replace(kernel, overflow_flag=overflow_flag), *self.again, once_more)
 
     @property
     def flag(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Op, ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Op, ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Reduction
 from fusepass.codegen.passes.axes import count
@@ -28,7 +28,7 @@ def sums_from_means(
     Each of these must be of something affine in the value, by coefficients that are the same in a row, and NaN where a
     statistic is. Statistics are NaN wherever a value of their row is not finite; so is the mean of its moments.
     """
-    first, *later = kernel.sweeps
+    first, *later = kernel.reduction_loops
     values = {id(node): node for each in first for node in walk(*each.values) if is_value(node)}
     if len(values) != 1 or any(each.op is not ReduceOp.SUM or each.dtype is not DType.F32 for each in first):
         return None
@@ -38,7 +38,7 @@ def sums_from_means(
         if _degree(each.values[0], value, rows) != 1 or not keeps_nan(each.values[0], is_statistic):
             return None
     moments = Reduction(f"{first[0].name}_moments", ReduceOp.MOMENTS, (value,), DType.F32)
-    mean, terms = builder.stat(moments.name, 0, DType.F32), builder.const(count(kernel.cols), DType.F32)
+    mean, terms = builder.reduction_result(moments.name, 0, DType.F32), builder.const(count(kernel.cols), DType.F32)
     totals = {
         each.name: builder.apply(
             Op.MUL, builder.rewrite(each.values[0], leaf=lambda node: mean if node is value else None), terms
@@ -47,10 +47,10 @@ def sums_from_means(
     }
 
     def total(node: Expr) -> Expr | None:
-        return totals.get(node.reduction) if isinstance(node, Stat) else None
+        return totals.get(node.reduction) if isinstance(node, ReductionResult) else None
 
-    rest = rewrite_kernel(replace(kernel, sweeps=tuple(later)), builder, leaf=total)
-    return replace(rest, sweeps=((moments,), *rest.sweeps))
+    rest = rewrite_kernel(replace(kernel, reduction_loops=tuple(later)), builder, leaf=total)
+    return replace(rest, reduction_loops=((moments,), *rest.reduction_loops))
 
 
 def keeps_nan(root: Expr, is_source: Callable[[Expr], bool]) -> bool:

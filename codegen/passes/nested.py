@@ -32,7 +32,7 @@ def nest_reductions(program: Program, builder: Builder) -> Program:
 def _may_be_split(kernel: Kernel) -> bool:
     plain = kernel.anchor is None and kernel.partials is None and not kernel.stores and not kernel.scans
     positions = any(reduction.op.finds_place for reduction in kernel.reductions)
-    return plain and len(kernel.sweeps) == 1 and not positions
+    return plain and len(kernel.reduction_loops) == 1 and not positions
 
 
 def _nested(program: Program, builder: Builder, position: int) -> Program | None:

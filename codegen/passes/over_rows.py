@@ -38,7 +38,7 @@ def _reduces(kernel: Kernel) -> bool:
 
 
 def _only_reduces(kernel: Kernel) -> bool:
-    reduces = _reduces(kernel) and not kernel.stores and len(kernel.sweeps) == 1
+    reduces = _reduces(kernel) and not kernel.stores and len(kernel.reduction_loops) == 1
     return reduces and all(each.op.arity == 1 and not each.op.finds_place for each in kernel.reductions)
 
 
@@ -87,10 +87,12 @@ class _Pair:
     def split(self, program: Program, builder: Builder, count: int) -> tuple[Program, tuple[Kernel, ...]]:
         """`program` with temporaries for results of so many pieces; the kernel that leaves these, and what merges them."""
         work, piece = Splitter(program, builder), Axis("piece", count)
-        (sweep,) = self.over.sweeps
+        (reduction_loop,) = self.over.reduction_loops
         where = (*self.samples, piece, *self.along.cols)
-        stores = tuple(store for reduction in sweep for store in work.keep(reduction, where, None))
-        partials = Partials(piece, bool(self.samples), sweep, stores, over=len(self.along.rows) - len(self.samples))
+        stores = tuple(store for reduction in reduction_loop for store in work.keep(reduction, where, None))
+        partials = Partials(
+            piece, bool(self.samples), reduction_loop, stores, over=len(self.along.rows) - len(self.samples)
+        )
         work.merge_last(self.over, (piece,), {})
         return replace(program, buffers=tuple(work.buffers)), (replace(self.along, partials=partials), *work.kernels)
 

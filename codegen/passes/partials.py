@@ -14,7 +14,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, Stat, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReduceOp, ReductionResult, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Partials, Program, Reduction, Store
 from fusepass.codegen.passes.alignment import Aligned, align
@@ -95,15 +95,15 @@ class _Mover:
 
     def _reduce(self, number: int, reader: Kernel) -> bool:
         """Whether the first sweep of `reader` moves."""
-        first = reader.sweeps[0]
-        if self._reads_again(reader) and self.keeps(reader):
+        first = reader.reduction_loops[0]
+        if self._rereads(reader) and self.keeps(reader):
             return False
         if any(each.op.arity != 1 or each.dtype is not DType.F32 for each in first):
             return False
         aligned = self._planes(reader)
         if aligned is None:
             return False
-        wide = [self.builder.cast(each.values[0], each.dtype) for each in aligned.kernel.sweeps[0]]
+        wide = [self.builder.cast(each.values[0], each.dtype) for each in aligned.kernel.reduction_loops[0]]
         value, *others = [self._here(aligned, each) for each in wide]
         if value is None or any(each is not value for each in others):
             return False
@@ -112,9 +112,9 @@ class _Mover:
         self.value, self.reducing[number] = value, aligned
         return True
 
-    def _reads_again(self, reader: Kernel) -> bool:
+    def _rereads(self, reader: Kernel) -> bool:
         """Whether `reader` needs values behind its first sweep."""
-        later = replace(reader, sweeps=reader.sweeps[1:])
+        later = replace(reader, reduction_loops=reader.reduction_loops[1:])
         return bool(later.reads & self.anchored.writes)
 
     def _reduce_by_mean(self, number: int, reader: Kernel) -> None:
@@ -125,7 +125,7 @@ class _Mover:
         meet = any(
             other.reads & self.anchored.writes and (other is reader or other.reads & reader.writes)
             for other in self.program.kernels
-            if other is not reader or reader.stores or len(reader.sweeps) > 1
+            if other is not reader or reader.stores or len(reader.reduction_loops) > 1
         )
         aligned = self._planes(reader) if self.value is not None and not meet else None
         if aligned is None:
@@ -148,7 +148,7 @@ class _Mover:
         """Buffers that are NaN at a sample and channel where a value is not finite; their indices, by these axes."""
         found = {}
         for aligned in self.reducing.values():
-            moments = {each.name for each in aligned.kernel.sweeps[0] if each.op is ReduceOp.MOMENTS}
+            moments = {each.name for each in aligned.kernel.reduction_loops[0] if each.op is ReduceOp.MOMENTS}
             is_moment = functools.partial(_is_result, moments)
             for store in aligned.kernel.row_stores:
                 if keeps_nan(store.value, is_moment):
@@ -157,7 +157,7 @@ class _Mover:
 
     def _planes(self, reader: Kernel) -> Aligned | None:
         """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
-        aligned = self._aligned(reader, [value for each in reader.sweeps[0] for value in each.values])
+        aligned = self._aligned(reader, [value for each in reader.reduction_loops[0] for value in each.values])
         positions = _positions(self.anchored)
         if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in positions):
             return None
@@ -176,7 +176,7 @@ class _Mover:
         for node in walk(found):
             if isinstance(node, Load):
                 known = node.buffer not in self.written | self.anchored.writes or self._has(node)
-            elif isinstance(node, Stat):
+            elif isinstance(node, ReductionResult):
                 known = self.anchored.anchor is not None and node.reduction == self.anchored.anchor.name
             else:
                 known = not isinstance(node, Window | Gather) or (self.anchored.anchor is None and self._has(node))
@@ -213,7 +213,7 @@ class _Mover:
         parts: dict[str, tuple[Expr, ...]] = {}
         stores: list[Store] = []
         for aligned in self.reducing.values():
-            for each in aligned.kernel.sweeps[0]:
+            for each in aligned.kernel.reduction_loops[0]:
                 assert self.value is not None
                 twin = made.setdefault((each.op, each.dtype), replace(each, values=(self.value,)))
                 if twin.name == each.name:
@@ -225,7 +225,7 @@ class _Mover:
                 work.kernels.append(self._joined(partials))
             elif number in self.reducing:
                 aligned = self.reducing[number]
-                of = {each.name: parts[made[each.op, each.dtype].name] for each in aligned.kernel.sweeps[0]}
+                of = {each.name: parts[made[each.op, each.dtype].name] for each in aligned.kernel.reduction_loops[0]}
                 self._merge(work, aligned, of, piece, per_sample)
             elif number not in self.joining:
                 work.kernels.append(kernel)
@@ -260,12 +260,12 @@ class _Mover:
         work.parts = {
             name: tuple(self.builder.rewrite(value, where) for value in values) for name, values in parts.items()
         }
-        first, *rest = kernel.sweeps
+        first, *rest = kernel.reduction_loops
         if not rest:
             work.merge_last(kernel, cols, {})
             return
         loads = work.merge_early(kernel, first, cols, {})
-        later = replace(kernel, sweeps=tuple(rest))
+        later = replace(kernel, reduction_loops=tuple(rest))
         work.kernels.append(rewrite_kernel(later, self.builder, leaf=forward(loads)))
 
 
@@ -275,4 +275,4 @@ def _positions(kernel: Kernel) -> tuple[Axis, ...]:
 
 
 def _is_result(names: Collection[str], node: Expr) -> bool:
-    return isinstance(node, Stat) and node.reduction in names
+    return isinstance(node, ReductionResult) and node.reduction in names

@@ -42,7 +42,7 @@ def _with_parts(
 
 def _parts(kernel: Kernel, builder: Builder) -> Iterator[Kernel]:
     """A pointwise kernel for each part of the one store of `kernel`, whose parts lie one after another along an axis; none where it has none."""
-    if kernel.sweeps or len(kernel.stores) != 1 or not is_plain(kernel):
+    if kernel.reduction_loops or len(kernel.stores) != 1 or not is_plain(kernel):
         return
     (store,) = kernel.stores
     if any(isinstance(node, Gather | Window) for node in walk(store.value)):

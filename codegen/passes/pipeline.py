@@ -9,7 +9,6 @@ from functools import partial
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.again import Again, never
 from fusepass.codegen.passes.anchors import Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.columns_of_one import columns_of_one
@@ -24,6 +23,7 @@ from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.place_numbers import place_numbers
 from fusepass.codegen.passes.products import Length, split_products, whole_sums
+from fusepass.codegen.passes.rematerialisation import Rematerialise, never
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_reductions, windows_of_short_rows
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
@@ -87,7 +87,7 @@ class PassOptions:
     pieces: Pieces = lambda program, kernel: None
     row_pieces: Pieces = lambda program, kernel: None
     fills: Choice = lambda program, kernel: False
-    again: Again = never
+    again: Rematerialise = never
     staged: Choice = lambda program, kernel: False
     scanned: Choice = lambda program, kernel: True
     seconds: Callable[[Program, Kernel], float] | None = None

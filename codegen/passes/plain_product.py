@@ -64,7 +64,7 @@ class PlainProduct:
 
     def value(self, builder: Builder) -> Expr:
         """An element of the result, rounded as the library rounds it."""
-        return builder.cast(builder.stat(self.product.name, 0, DType.F32), self.product.dtype)
+        return builder.cast(builder.reduction_result(self.product.name, 0, DType.F32), self.product.dtype)
 
     def completed(self, program: Program, builder: Builder) -> tuple[Program, Kernel]:
         """`program`, whose first kernel has the dimensions of the result as rows, with that as the product's."""

@@ -108,7 +108,7 @@ def product_value(
     program: Program, builder: Builder, call: LibraryCall, product: Product, rows: Sequence[Axis]
 ) -> Expr:
     """The result of `call` from the sums of `product`, at `rows` along its dimensions, rounded as the library rounds."""
-    value = builder.stat(product.name, 0, DType.F32)
+    value = builder.reduction_result(product.name, 0, DType.F32)
     options = dict(call.kwargs)
     if call.target in _ADDING:
         value = _scaled(builder, value, options.get("alpha", 1))
@@ -166,7 +166,7 @@ def _split(program: Program, builder: Builder, kernel: Kernel, product: Product)
     strides = contiguous_strides(sizes)
     name = program.unused_name(f"{product.name}_pieces")
     where = linear([axis_index(axis) for axis in rows], strides)
-    value = builder.stat(product.name, 0, DType.F32)
+    value = builder.reduction_result(product.name, 0, DType.F32)
     pieces = replace(
         kernel, name=f"{kernel.name}_pieces", rows=rows, stores=(Store(name, where, value),), anchor=product
     )
@@ -175,7 +175,7 @@ def _split(program: Program, builder: Builder, kernel: Kernel, product: Product)
         kernel,
         rows=kernel.rows[1:],
         cols=(piece,),
-        sweeps=((total,),),
+        reduction_loops=((total,),),
         row_stores=kernel.stores,
         stores=(),
         anchor=None,

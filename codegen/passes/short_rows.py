@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Stat, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, ReductionResult, Window
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.passes.fuse import drop_unused, is_plain, with_stored
@@ -74,7 +74,7 @@ def _in_readers(
     rest = program.kernels[program.kernels.index(producer) + 1 :]
     fused: dict[int, Kernel] = {}
     for reader in _readers(program, producer):
-        once = len(reader.sweeps) == 1 and not reader.stores
+        once = len(reader.reduction_loops) == 1 and not reader.stores
         between = rest[: rest.index(reader)]
         if not (once or reader.col_count <= longest) or any(kernel.writes & producer.reads for kernel in between):
             return None
@@ -88,7 +88,7 @@ def _in_readers(
 
 def _inside(producer: Kernel, reader: Kernel, builder: Builder, most: int) -> Kernel | None:
     """`reader` with the rows of `producer` as windows; None where it reads one of them elsewhere, or at more than so many points."""
-    if not reader.sweeps or reader.scans or not is_plain(reader):
+    if not reader.reduction_loops or reader.scans or not is_plain(reader):
         return None
     windows = _pointwise(producer, builder)
     # Without columns, for which the reader's axes beside the points would be taken.
@@ -115,7 +115,7 @@ def _is_across(index: Index, kernel: Kernel) -> bool:
 
 def _only_reduces(kernel: Kernel) -> bool:
     """Whether a kernel does nothing but reduce each row once, by operations that a window knows."""
-    if not is_plain(kernel) or len(kernel.sweeps) != 1 or kernel.stores or kernel.scans:
+    if not is_plain(kernel) or len(kernel.reduction_loops) != 1 or kernel.stores or kernel.scans:
         return False
     simple = all(each.op.arity == each.op.parts == 1 and not each.running for each in kernel.reductions)
     return simple and kernel.col_count > 1 and not any(isinstance(node, Gather | Window) for node in kernel.nodes)
@@ -163,7 +163,7 @@ def _pointwise(kernel: Kernel, builder: Builder) -> Kernel:
     }
 
     def leaf(node: Expr) -> Expr | None:
-        return found[node.reduction] if isinstance(node, Stat) else None
+        return found[node.reduction] if isinstance(node, ReductionResult) else None
 
-    ends = rewrite_kernel(replace(kernel, sweeps=()), builder, leaf=leaf)
+    ends = rewrite_kernel(replace(kernel, reduction_loops=()), builder, leaf=leaf)
     return replace(ends, cols=(), row_stores=(), stores=ends.row_stores)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.crossing import along_windows
 from fusepass.codegen.ir.dataflow import phases
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Stat, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.tile import ACROSS_BYTES, SECTOR
@@ -141,10 +141,14 @@ def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[t
 
     A half that is loaded so is rounded before it is reduced, as in eager: else a maximum might be of nothing that is loaded.
     """
-    early = {store.buffer: store for store in kernel.stores if not any(isinstance(n, Stat) for n in walk(store.value))}
+    early = {
+        store.buffer: store
+        for store in kernel.stores
+        if not any(isinstance(n, ReductionResult) for n in walk(store.value))
+    }
     late = tuple(store for store in kernel.stores if store.buffer not in early)
-    first = replace(kernel, sweeps=kernel.sweeps[:1], row_stores=(), stores=tuple(early.values()))
-    later = replace(kernel, sweeps=kernel.sweeps[1:], row_stores=(), stores=late)
+    first = replace(kernel, reduction_loops=kernel.reduction_loops[:1], row_stores=(), stores=tuple(early.values()))
+    later = replace(kernel, reduction_loops=kernel.reduction_loops[1:], row_stores=(), stores=late)
     order = {id(node): number for number, node in enumerate(kernel.nodes)}
     # One value may be part of another: the larger first, while it is still itself.
     for name, store in sorted(early.items(), key=lambda item: -order[id(item[1].value)]):
@@ -156,7 +160,9 @@ def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[t
             first = rewrite_kernel(first, builder, leaf=forward({id(value): builder.cast(rounded, value.dtype)}))
             stores = (replace(each, value=rounded) if each.buffer == name else each for each in first.stores)
             first, later = replace(first, stores=tuple(stores)), loading
-    return first.stores, replace(kernel, sweeps=(*first.sweeps, *later.sweeps), stores=later.stores)
+    return first.stores, replace(
+        kernel, reduction_loops=(*first.reduction_loops, *later.reduction_loops), stores=later.stores
+    )
 
 
 def _bytes_read(program: Program, kernels: Iterable[Sequence[Expr]]) -> int:
@@ -173,11 +179,11 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
         free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
-        if large and free and kernel.is_pointwise and kernel.alarm is None and has_windows(kernel):
+        if large and free and kernel.is_pointwise and kernel.overflow_flag is None and has_windows(kernel):
             work.store_along(kernel, along_windows(kernel, program) or nearest(program, kernel))
             continue
         free = free and kernel.partials is None and not kernel.scans
-        if large and free and kernel.sweeps and kernel.stores and is_mixed(program, kernel):
+        if large and free and kernel.reduction_loops and kernel.stores and is_mixed(program, kernel):
             work.separate(kernel)
         else:
             work.kernels.append(kernel)

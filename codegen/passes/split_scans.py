@@ -32,7 +32,7 @@ def split_scans(program: Program, builder: Builder, policy: SplitPolicy) -> Prog
 
 def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     """Add `kernel` in about so many `pieces` a row to `work`; False where it is left as it is."""
-    if len(kernel.sweeps) > 1:
+    if len(kernel.reduction_loops) > 1:
         return False
     (reduction,), (axis,) = kernel.reductions, kernel.cols
     prefixes = [node for node in kernel.nodes if isinstance(node, Prefix)]
@@ -45,7 +45,7 @@ def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     outer, inner = Axis(f"{axis.name}o", axis.size // length), Axis(f"{axis.name}i", length)
     each = (*kernel.rows, outer)
     types = tuple(enumerate(reduction.types))
-    parts = [work.builder.stat(reduction.name, part, dtype) for part, dtype in types]
+    parts = [work.builder.reduction_result(reduction.name, part, dtype) for part, dtype in types]
     found, stores = work.temporaries("piece", parts, each)
     at = axis_index(outer) * length + axis_index(inner)
     # A sum of a piece may go either way: along memory.
@@ -56,13 +56,21 @@ def _split(work: Splitter, kernel: Kernel, pieces: int) -> bool:
     piece = replace(reduction, values=values, running=False)
     name = f"{kernel.name}_pieces"
     work.kernels.append(
-        replace(kernel, name=name, rows=each, cols=(inner,), sweeps=((piece,),), row_stores=tuple(stores), stores=())
+        replace(
+            kernel,
+            name=name,
+            rows=each,
+            cols=(inner,),
+            reduction_loops=((piece,),),
+            row_stores=tuple(stores),
+            stores=(),
+        )
     )
     up_to = [work.builder.prefix(reduction.name, part, axis_index(outer), dtype) for part, dtype in types]
     before, stores = work.temporaries("before", up_to, each)
     merged = replace(reduction, op=MERGE.get(reduction.op, reduction.op), values=tuple(found.values()))
     work.kernels.append(
-        replace(kernel, name=f"{kernel.name}_before", cols=(outer,), sweeps=((merged,),), stores=tuple(stores))
+        replace(kernel, name=f"{kernel.name}_before", cols=(outer,), reduction_loops=((merged,),), stores=tuple(stores))
     )
     work.kernels.append(_scanned(work.builder, kernel, outer, inner, at, tuple(before.values())))
     rest = axis.size - outer.size * length

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Stat, children, own_indices, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, ReductionResult, children, own_indices, walk
 from fusepass.codegen.ir.index import Axis, Bound, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, Program, Reduction, Role, Store
 from fusepass.codegen.passes.axes import count
@@ -64,13 +64,13 @@ class Splitter:
     def split(self, kernel: Kernel, cut: Cut) -> None:
         """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
         stats: dict[int, Expr] = {}
-        for sweep, partial in zip(kernel.sweeps, cut.kernel.sweeps, strict=True):
+        for reduction_loop, partial in zip(kernel.reduction_loops, cut.kernel.reduction_loops, strict=True):
             self._partial(cut, partial, stats)
-            pieces = self._with_rest(kernel, sweep, cut)
-            if sweep is kernel.sweeps[-1]:
+            pieces = self._with_rest(kernel, reduction_loop, cut)
+            if reduction_loop is kernel.reduction_loops[-1]:
                 self.merge_last(kernel, pieces, stats)
             else:
-                stats |= self.merge_early(kernel, sweep, pieces, stats)
+                stats |= self.merge_early(kernel, reduction_loop, pieces, stats)
 
     def separate(self, kernel: Kernel) -> None:
         """The reductions, then a pointwise kernel for what happens per element."""
@@ -104,47 +104,47 @@ class Splitter:
         """A pointwise kernel for `values` that are reduced, then the reductions."""
         rows = (*kernel.rows, *kernel.cols)
         loads, stores = self.temporaries("value", values, rows)
-        computed = replace(kernel, rows=rows, cols=(), sweeps=(), row_stores=(), stores=tuple(stores))
+        computed = replace(kernel, rows=rows, cols=(), reduction_loops=(), row_stores=(), stores=tuple(stores))
         self.kernels += [
             replace(computed, name=f"{kernel.name}_values"),
             rewrite_kernel(kernel, self.builder, leaf=forward(loads)),
         ]
 
     def merge_early(
-        self, kernel: Kernel, sweep: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
+        self, kernel: Kernel, reduction_loop: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
     ) -> dict[int, Expr]:
         """A kernel that merges the `parts` of a sweep that is not the last; what later sweeps and stores use of it, as loads."""
-        loads, stores = self.temporaries("stat", _stats_used(kernel, after=sweep), kernel.rows)
-        self._merge(kernel, sweep, pieces, stores, stats)
+        loads, stores = self.temporaries("stat", _stats_used(kernel, after=reduction_loop), kernel.rows)
+        self._merge(kernel, reduction_loop, pieces, stores, stats)
         return loads
 
     def merge_last(self, kernel: Kernel, pieces: tuple[Axis, ...], stats: dict[int, Expr]) -> None:
         """A kernel that merges the `parts` of the last sweep and stores per row; a pointwise one for what happens per element."""
         loads, stores = self.temporaries("row", row_scalars(kernel), kernel.rows)
-        self._merge(kernel, kernel.sweeps[-1], pieces, [*stores, *kernel.row_stores], stats)
+        self._merge(kernel, kernel.reduction_loops[-1], pieces, [*stores, *kernel.row_stores], stats)
         if kernel.stores:
             self._apply(kernel, loads)
 
     def _apply(self, kernel: Kernel, scalars: dict[int, Expr]) -> None:
         """What `kernel` does per element, its `scalars` per row loaded from temporaries."""
         rows = (*kernel.rows, *kernel.cols)
-        apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), sweeps=(), row_stores=())
+        apply = replace(kernel, name=f"{kernel.name}_apply", rows=rows, cols=(), reduction_loops=(), row_stores=())
         # One scalar may be part of another: the larger first, while it is still itself.
         for scalar, load in reversed(scalars.items()):
             apply = rewrite_kernel(apply, self.builder, leaf=forward({scalar: load}))
         self.kernels.append(apply)
 
-    def _partial(self, cut: Cut, sweep: tuple[Reduction, ...], stats: dict[int, Expr]) -> None:
+    def _partial(self, cut: Cut, reduction_loop: tuple[Reduction, ...], stats: dict[int, Expr]) -> None:
         """Each piece's own result, to a temporary per part."""
         piece = cut.piece
         stores: list[Store] = []
-        for reduction in sweep:
+        for reduction in reduction_loop:
             # How many values a piece has is known, but for pieces of pieces.
             known = reduction.op is not ReduceOp.MERGE_MOMENTS
             stores += self.keep(reduction, piece.rows, piece.col_count if known else None)
         partial = replace(
-            piece, name=f"{piece.name}_{sweep[0].name}_partial", sweeps=(sweep,),
-            row_stores=tuple(stores), stores=piece.stores if sweep is piece.sweeps[0] else (),
+            piece, name=f"{piece.name}_{reduction_loop[0].name}_partial", reduction_loops=(reduction_loop,),
+            row_stores=tuple(stores), stores=piece.stores if reduction_loop is piece.reduction_loops[0] else (),
         )  # fmt: skip
         self.kernels.append(rewrite_kernel(partial, self.builder, leaf=forward(stats)))
 
@@ -162,7 +162,7 @@ class Splitter:
         self.parts[reduction.name] = parts
         return stores
 
-    def _with_rest(self, kernel: Kernel, sweep: tuple[Reduction, ...], cut: Cut) -> tuple[Axis, ...]:
+    def _with_rest(self, kernel: Kernel, reduction_loop: tuple[Reduction, ...], cut: Cut) -> tuple[Axis, ...]:
         """The columns of the kernel that merges `sweep`: the pieces, and the elements in none, each as a piece of its own."""
         if cut.axis is None:
             return cut.pieces
@@ -176,7 +176,7 @@ class Splitter:
         where[cut.axis] = behind + cut.start
         in_piece = (Bound(axis_index(both), 0, outer.size),)
         in_none = (Bound(axis_index(both), outer.size, both.size),)
-        for reduction in sweep:
+        for reduction in reduction_loop:
             values = [self.builder.rewrite(value, where) for value in as_piece(reduction, self.builder)]
             parts = [self.builder.rewrite(part, {outer: axis_index(both)}) for part in self.parts[reduction.name]]
             self.parts[reduction.name] = tuple(
@@ -190,20 +190,22 @@ class Splitter:
     def _merge(
         self,
         kernel: Kernel,
-        sweep: tuple[Reduction, ...],
+        reduction_loop: tuple[Reduction, ...],
         pieces: tuple[Axis, ...],
         stores: list[Store],
         stats: dict[int, Expr],
     ) -> None:
-        merged = tuple(replace(each, op=MERGE.get(each.op, each.op), values=self.parts[each.name]) for each in sweep)
+        merged = tuple(
+            replace(each, op=MERGE.get(each.op, each.op), values=self.parts[each.name]) for each in reduction_loop
+        )
         merge = replace(
-            kernel, name=f"{kernel.name}_{sweep[0].name}_merge", cols=pieces, sweeps=(merged,),
+            kernel, name=f"{kernel.name}_{reduction_loop[0].name}_merge", cols=pieces, reduction_loops=(merged,),
             row_stores=tuple(stores), stores=(),
         )  # fmt: skip
         self.kernels.append(rewrite_kernel(merge, self.builder, leaf=forward(stats)))
 
     def _stat(self, reduction: Reduction, part: int) -> Expr:
-        return self.builder.stat(reduction.name, part, reduction.type_of(part))
+        return self.builder.reduction_result(reduction.name, part, reduction.type_of(part))
 
     def temporaries(
         self, name: str, values: Sequence[Expr], axes: tuple[Axis, ...]
@@ -248,10 +250,10 @@ def forward(loads: dict[int, Expr]) -> Leaf:
 def _stats_used(kernel: Kernel, after: tuple[Reduction, ...]) -> list[Expr]:
     """The stats of sweep `after` that later sweeps or stores use."""
     names = {reduction.name for reduction in after}
-    later = kernel.sweeps[kernel.sweeps.index(after) + 1 :]
-    roots = [value for sweep in later for reduction in sweep for value in reduction.values]
+    later = kernel.reduction_loops[kernel.reduction_loops.index(after) + 1 :]
+    roots = [value for reduction_loop in later for reduction in reduction_loop for value in reduction.values]
     roots += [store.value for store in (*kernel.row_stores, *kernel.stores)]
-    return [node for node in walk(*roots) if isinstance(node, Stat) and node.reduction in names]
+    return [node for node in walk(*roots) if isinstance(node, ReductionResult) and node.reduction in names]
 
 
 def row_scalars(kernel: Kernel) -> list[Expr]:
@@ -264,7 +266,7 @@ def row_scalars(kernel: Kernel) -> list[Expr]:
         below = [info[id(child)] for child in children(node)]
         info[id(node)] = (
             axes <= rows and all(flat for flat, _ in below),
-            isinstance(node, Stat) or any(has for _, has in below),
+            isinstance(node, ReductionResult) or any(has for _, has in below),
         )
     good = {id(node) for node in nodes if all(info[id(node)])}
     inner = {id(child) for node in nodes if id(node) in good for child in children(node)}

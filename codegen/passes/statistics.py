@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Apply, Builder, Expr, Op, ReduceOp, Stat
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, Op, ReduceOp, ReductionResult
 from fusepass.codegen.ir.program import Kernel, Program, Reduction
 from fusepass.codegen.passes.axes import read_and_written_along
 from fusepass.codegen.passes.rewrite import rewrite_kernel
@@ -15,9 +15,9 @@ def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
 
     A sum beside the moments of the same values stays: it is infinite where their mean is NaN.
     """
-    for sweep in kernel.sweeps:
+    for reduction_loop in kernel.reduction_loops:
         first: dict[tuple[object, ...], Reduction] = {}
-        for reduction in sweep:
+        for reduction in reduction_loop:
             key = (reduction.op, reduction.dtype, *map(id, reduction.values))
             twin = first.setdefault(key, reduction)
             if twin is not reduction:
@@ -27,12 +27,14 @@ def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
 
 def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) -> Kernel:
     def leaf(node: Expr) -> Expr | None:
-        if isinstance(node, Stat) and node.reduction == old.name:
-            return builder.stat(twin.name, node.part, twin.dtype)
+        if isinstance(node, ReductionResult) and node.reduction == old.name:
+            return builder.reduction_result(twin.name, node.part, twin.dtype)
         return None
 
-    sweeps = tuple(tuple(r for r in sweep if r is not old) for sweep in kernel.sweeps)
-    return rewrite_kernel(replace(kernel, sweeps=sweeps), builder, leaf=leaf)
+    reduction_loops = tuple(
+        tuple(r for r in reduction_loop if r is not old) for reduction_loop in kernel.reduction_loops
+    )
+    return rewrite_kernel(replace(kernel, reduction_loops=reduction_loops), builder, leaf=leaf)
 
 
 def online_softmax(program: Program, builder: Builder, longest_cached_row: int, longest_column: int) -> Program:
@@ -52,7 +54,7 @@ def online_softmax(program: Program, builder: Builder, longest_cached_row: int, 
 
 def online(kernel: Kernel, builder: Builder) -> Kernel:
     """The same of one kernel."""
-    for first, second in zip(kernel.sweeps, kernel.sweeps[1:], strict=False):
+    for first, second in zip(kernel.reduction_loops, kernel.reduction_loops[1:], strict=False):
         for maximum in first:
             for total in second:
                 if _is_softmax(maximum, total):
@@ -70,17 +72,22 @@ def _is_softmax(maximum: Reduction, total: Reduction) -> bool:
     if not (isinstance(shifted, Apply) and shifted.op is Op.SUB):
         return False
     x, shift = shifted.args
-    return x is maximum.values[0] and isinstance(shift, Stat) and shift.reduction == maximum.name
+    return x is maximum.values[0] and isinstance(shift, ReductionResult) and shift.reduction == maximum.name
 
 
 def _joined(kernel: Kernel, builder: Builder, maximum: Reduction, total: Reduction) -> Kernel:
     both = Reduction(maximum.name, ReduceOp.SOFTMAX, maximum.values, maximum.dtype)
 
     def leaf(node: Expr) -> Expr | None:
-        if isinstance(node, Stat) and node.reduction == total.name:
-            return builder.stat(both.name, 1, both.dtype)
+        if isinstance(node, ReductionResult) and node.reduction == total.name:
+            return builder.reduction_result(both.name, 1, both.dtype)
         return None
 
-    sweeps = (tuple(both if r is maximum else r for r in sweep if r is not total) for sweep in kernel.sweeps)
-    joined = replace(kernel, sweeps=tuple(sweep for sweep in sweeps if sweep))
+    reduction_loops = (
+        tuple(both if r is maximum else r for r in reduction_loop if r is not total)
+        for reduction_loop in kernel.reduction_loops
+    )
+    joined = replace(
+        kernel, reduction_loops=tuple(reduction_loop for reduction_loop in reduction_loops if reduction_loop)
+    )
     return rewrite_kernel(joined, builder, leaf=leaf)

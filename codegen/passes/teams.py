@@ -62,4 +62,4 @@ def _team(exchange: str, size: tuple[int, ...] | None, strip: tuple[int, int, in
 
 def _may_share(kernel: Kernel) -> bool:
     plain = kernel.anchor is None and kernel.partials is None and not kernel.scans
-    return bool(kernel.sweeps and kernel.stores and plain)
+    return bool(kernel.reduction_loops and kernel.stores and plain)

@@ -63,7 +63,7 @@ def _at_no_axis(kernel: Kernel, builder: Builder) -> Kernel:
 
 def _is_single(kernel: Kernel) -> bool:
     """Whether it computes a number for each of its buffers, and nothing else."""
-    plain = kernel.anchor is None and kernel.alarm is None and kernel.when is None and not kernel.rest
+    plain = kernel.anchor is None and kernel.overflow_flag is None and kernel.when is None and not kernel.rest
     elsewhere = kernel.checks or any(isinstance(node, Gather | Window) for node in kernel.nodes)
     return plain and kernel.is_pointwise and kernel.row_count == 1 and kernel.partials is None and not elsewhere
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fusepass.codegen.ir.expr import Builder, Expr, Load, Stat, Window, walk
+from fusepass.codegen.ir.expr import Builder, Expr, Load, ReductionResult, Window, walk
 from fusepass.codegen.ir.index import Axis, Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Store
-from fusepass.codegen.passes.again import compute_again
 from fusepass.codegen.passes.alignment import align
 from fusepass.codegen.passes.axes import merged_axes
 from fusepass.codegen.passes.fuse import drop_unused
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
+from fusepass.codegen.passes.rematerialisation import rematerialise
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 from fusepass.codegen.passes.splitter import Splitter, forward
 from fusepass.codegen.passes.stored import readable
@@ -31,7 +31,7 @@ def separate_windows(program: Program, builder: Builder, pieces: Pieces, seconds
     """`program` with kernels of their own for windows that are reduced, where these take clearly less time; `seconds` is None where there are no
     patches, and windows are only loaded from where they are stored."""
     for position, kernel in enumerate(program.kernels):
-        if not kernel.sweeps or not _is_plain(kernel) or not _windows(kernel):
+        if not kernel.reduction_loops or not _is_plain(kernel) or not _windows(kernel):
             continue
         loaded = _loaded(program, builder, position)
         made = loaded or (_computed(program, builder, position) if seconds is not None else None)
@@ -46,7 +46,7 @@ def separate_windows(program: Program, builder: Builder, pieces: Pieces, seconds
 def _ways(program: Program, position: int, builder: Builder, pieces: Pieces) -> list[Program]:
     """`program` as it is, with what reduces over positions of the windows at `position` in their kernel, and with these computed twice for it."""
     reduced = reduce_positions(program, builder, position, pieces)
-    twice = compute_again(program, builder, position, pieces, lambda *_: True)
+    twice = rematerialise(program, builder, position, pieces, lambda *_: True)
     return [program, *filter(None, (reduced, twice))]
 
 
@@ -134,12 +134,12 @@ def _computed(program: Program, builder: Builder, position: int) -> tuple[Progra
     order = _order(kernel)
     if order is None:
         return None
-    reduced = {id(value): value for each in kernel.sweeps[0] for value in each.values}
+    reduced = {id(value): value for each in kernel.reduction_loops[0] for value in each.values}
     for values in (list(reduced.values()), _windows(kernel)):
         work = Splitter(program, builder)
         loads, stores = work.temporaries("windows", values, order)
         reading = rewrite_kernel(kernel, builder, leaf=forward(loads))
-        early = not any(isinstance(node, Stat) for node in walk(*values))
+        early = not any(isinstance(node, ReductionResult) for node in walk(*values))
         if early and len(values) == 1 and not _windows(reading):
             computing = Kernel(f"{kernel.name}_windows", order, (), (), (), tuple(stores), kernel.origin)
             computing = _of_images(computing, builder, len(_windows(kernel)[0].axes))

@@ -58,7 +58,7 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
     if not (1 < points <= _MOST_POINTS and points & (points - 1) == 0):
         return None
     total = Reduction(f"{result.name}_window", window.op, (window.value,), window.dtype)
-    pooled = builder.stat(total.name, 0, window.dtype)
+    pooled = builder.reduction_result(total.name, 0, window.dtype)
     buffers, rest = program.buffers, tuple(kernel for kernel in program.kernels if kernel is not reader)
     several = {axis for axis in place.dimensions if axis.size > 1}
     if reader.is_pointwise and {axis for axis in reader.rows if axis.size > 1} == several:
@@ -66,11 +66,11 @@ def pool_windows(program: Program, builder: Builder, result: Buffer) -> tuple[Pr
         kernel = replace(made, row_stores=made.stores, stores=())
         kernels = rest
     else:
-        buffer, at, later = _read_again(program, builder, reader, window, place, result)
+        buffer, at, later = _reread(program, builder, reader, window, place, result)
         kernel = Kernel(f"{buffer.name}_kernel", (), (), (), (Store(buffer.name, at, pooled),), (), reader.origin)
         kernels = tuple(later if each is reader else each for each in program.kernels)
         buffers = (*buffers, buffer)
-    kernel = replace(kernel, rows=place.dimensions, cols=place.inside, sweeps=((total,),))
+    kernel = replace(kernel, rows=place.dimensions, cols=place.inside, reduction_loops=((total,),))
     written = frozenset[str]().union(*(each.writes for each in program.kernels))
     if (kernel.reads - {result.name}) & written:
         return None
@@ -95,7 +95,7 @@ def pool_phases(
     bias = _bias(program, window.value, load, place.dimensions[1])
     if bias is None and window.value is not load:
         return None
-    buffer, _, later = _read_again(program, builder, reader, window, place, result)
+    buffer, _, later = _reread(program, builder, reader, window, place, result)
     kernels = tuple(later if kernel is reader else kernel for kernel in program.kernels)
     buffers = (*(each for each in program.buffers if each is not result), replace(buffer, role=Role.ANCHOR))
     return replace(program, kernels=kernels, buffers=buffers), buffers[-1], Pooling(bias)
@@ -124,7 +124,7 @@ def _only_reader(program: Program, result: Buffer) -> Kernel | None:
     return readers[0] if alone else None
 
 
-def _read_again(
+def _reread(
     program: Program, builder: Builder, reader: Kernel, window: Window, place: _Place, result: Buffer
 ) -> tuple[Buffer, Index, Kernel]:
     """A temporary for what `window` gives, where that lies in it, and `reader` that reads it there."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 
 
-def render(program: Program, facts: DeviceFacts, *, aligned: bool = True, arrangement: Arrangement = RULES) -> Source:
+def render(
+    program: Program, facts: DeviceFacts, *, aligned: bool = True, overrides: ScheduleOverrides = NO_OVERRIDES
+) -> Source:
     """`program` as source for the device of `facts`.
 
     `aligned` says that every input buffer starts at a multiple of 16 bytes at run time; all others always do.
@@ -21,10 +23,10 @@ def render(program: Program, facts: DeviceFacts, *, aligned: bool = True, arrang
     if facts.target is Target.CUDA:
         from fusepass.codegen.render.cuda import render_cuda
 
-        return render_cuda(program, facts, aligned=aligned, arrangement=arrangement)
+        return render_cuda(program, facts, aligned=aligned, overrides=overrides)
     from fusepass.codegen.render.cpu import render_cpu
 
-    return render_cpu(program, facts, arrangement=arrangement)
+    return render_cpu(program, facts, overrides=overrides)
 
 
 def render_general(
@@ -48,10 +50,10 @@ def describe(
     kernel: Kernel,
     facts: DeviceFacts,
     general: Generality = Generality.NONE,
-    arrangement: Arrangement = RULES,
+    overrides: ScheduleOverrides = NO_OVERRIDES,
 ) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
-    rank = arrangement.rank_of(program.kernels.index(kernel))
+    rank = overrides.rank_of(program.kernels.index(kernel))
     if facts.target is Target.CUDA:
         from fusepass.codegen.render.cuda import describe_cuda
 

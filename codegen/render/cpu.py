@@ -13,7 +13,7 @@ from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, w
 from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 
@@ -42,7 +42,7 @@ class _LibraryText:
 
 
 def render_cpu(
-    program: Program, facts: DeviceFacts, *, general: bool = False, arrangement: Arrangement = RULES
+    program: Program, facts: DeviceFacts, *, general: bool = False, overrides: ScheduleOverrides = NO_OVERRIDES
 ) -> Source:
     """`program` as C++ source for a CPU with `facts.cores` cores; with its marks, and as general as it can be, if `general`."""
     names = Identifiers()
@@ -56,7 +56,7 @@ def render_cpu(
             continue
         touched = [buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes]
         used |= {buffer.name for buffer in touched}
-        plan = cpu_schedule(kernel, program, facts, general=general, rank=arrangement.rank_of(number))
+        plan = cpu_schedule(kernel, program, facts, general=general, rank=overrides.rank_of(number))
         name = names.exact(kernel.name)
         report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]]
@@ -86,7 +86,7 @@ def render_cpu(
     marked = fill("cpu/library.cpp.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted((*headers, *_INDIRECT)))
-    return Source(program.name + arrangement.suffix, entry, Target.CPU, text, included, facts.arch)
+    return Source(program.name + overrides.suffix, entry, Target.CPU, text, included, facts.arch)
 
 
 def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:

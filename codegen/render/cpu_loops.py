@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat
+from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.render.numbers import free
@@ -131,5 +131,5 @@ class KernelWriter:
     def bind_stats(self, scope: Scope) -> None:
         """Make the reductions' results known in `scope`."""
         for node in self.kernel.nodes:
-            if isinstance(node, Stat) and (node.reduction, node.part) in self.stats:
+            if isinstance(node, ReductionResult) and (node.reduction, node.part) in self.stats:
                 scope.bind(node, self.stats[node.reduction, node.part])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusepass.codegen.ir.expr import Expr, Stat, largest
+from fusepass.codegen.ir.expr import Expr, ReductionResult, largest
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cpu_loops import SIMD, Body, from_memory, memory_type
@@ -75,4 +75,6 @@ class OuterWriter(RowsWriter):
 
     def _row_only(self, node: Expr) -> bool:
         needs = self.printer.dataflow.needs(node)
-        return not needs & frozenset(self.cols) and any(isinstance(n, Stat) or n == self.across for n in needs)
+        return not needs & frozenset(self.cols) and any(
+            isinstance(n, ReductionResult) or n == self.across for n in needs
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusepass.codegen.ir.expr import Stat
+from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.render.cpu_loops import KernelWriter
@@ -44,6 +44,6 @@ class ProductWriter(KernelWriter):
         head = f"for ({self.index_type} {term.name} = {first}, {end} = {last}; {term.name} < {end}; ++{term.name})"
         scope.lines += block(head, [*inside.lines, f"{total} = fp::fma({', '.join(factors)}, {total});"])
         for node in self.kernel.nodes:
-            if isinstance(node, Stat):
+            if isinstance(node, ReductionResult):
                 scope.bind(node, f"float({total})")
         self.store(scope, self.kernel.stores)

@@ -83,8 +83,10 @@ class RowsWriter(KernelWriter):
         """All sweeps and stores of the rows that `scope` defines."""
         for kept, name in self.kept.values():
             scope.lines.append(self.array(kept.node.dtype, name, max(self.kernel.col_count, 1)))
-        for phase, sweep in enumerate(self.kernel.sweeps[:-1] if self.kernel.scans else self.kernel.sweeps):
-            self._sweep(scope, phase, sweep)
+        for phase, reduction_loop in enumerate(
+            self.kernel.reduction_loops[:-1] if self.kernel.scans else self.kernel.reduction_loops
+        ):
+            self._reduction_loop(scope, phase, reduction_loop)
         if self.kernel.row_stores:
             self.printer.expect(store.value for store in self.kernel.row_stores)
             self.element_loop(scope, lambda inner: self.store(inner, self.kernel.row_stores))
@@ -100,7 +102,7 @@ class RowsWriter(KernelWriter):
                 self.nest(scope, self.cols, lambda s: self.element_loop(s, self._stores), simd=self.simd_columns)
 
     def _stores(self, scope: Scope) -> None:
-        self._bind_known(scope, len(self.kernel.sweeps))
+        self._bind_known(scope, len(self.kernel.reduction_loops))
         self.store(scope, self.kernel.stores)
 
     def _narrows(self, store: Store) -> bool:
@@ -118,7 +120,7 @@ class RowsWriter(KernelWriter):
         scope.lines += [self.array(DType.F32, name, self.tile_points) for _, name in rounded]
 
         def element(inner: Scope, place: str) -> None:
-            self._bind_known(inner, len(self.kernel.sweeps))
+            self._bind_known(inner, len(self.kernel.reduction_loops))
             for store, name in rounded:
                 value = narrowed(store, self.program)
                 assert value is not None
@@ -144,12 +146,12 @@ class RowsWriter(KernelWriter):
         offset = self.tile_start(scope, start, index)
         return pointer if offset == "0" else f"{pointer} + {offset}"
 
-    def _sweep(self, scope: Scope, phase: int, sweep: Sequence[Reduction]) -> None:
-        roots = [value for reduction in sweep for value, _ in taken(reduction)]
+    def _reduction_loop(self, scope: Scope, phase: int, reduction_loop: Sequence[Reduction]) -> None:
+        roots = [value for reduction in reduction_loop for value, _ in taken(reduction)]
         roots += [kept.node for kept, _ in self.kept.values() if kept.first == phase]
         self.printer.expect(roots)
         self.prepare(scope, roots)
-        states = [(self._declare(scope, reduction), reduction) for reduction in sweep]
+        states = [(self._declare(scope, reduction), reduction) for reduction in reduction_loop]
 
         def tile(inner: Scope, start: str, count: int | str) -> None:
             arrays = _Arrays(self, scope, inner, start)
@@ -166,7 +168,7 @@ class RowsWriter(KernelWriter):
 
     def _scan(self, scope: Scope) -> None:
         """The running reduction and the stores, tile by tile."""
-        (reduction,), stores = self.kernel.sweeps[-1], self.kernel.stores
+        (reduction,), stores = self.kernel.reduction_loops[-1], self.kernel.stores
         roots = [*reduction.values, *(store.value for store in stores)]
         self.printer.expect(roots)
         self.prepare(scope, roots)

@@ -24,7 +24,7 @@ from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.held import PairsSchedule
@@ -81,7 +81,7 @@ def render_cuda(
     *,
     aligned: bool = True,
     general: Generality = Generality.NONE,
-    arrangement: Arrangement = RULES,
+    overrides: ScheduleOverrides = NO_OVERRIDES,
 ) -> Source:
     """`program` as CUDA source; with its marks, and as general as it can be, if `general`.
 
@@ -92,7 +92,7 @@ def render_cuda(
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     kernels, launches, plans = [], list[str](), list[Plan]()
-    ranks = {kernel.name: arrangement.rank_of(number) for number, kernel in enumerate(program.kernels)}
+    ranks = {kernel.name: overrides.rank_of(number) for number, kernel in enumerate(program.kernels)}
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for number, kernel in enumerate(launched):
         plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
@@ -130,7 +130,7 @@ def render_cuda(
     marked = fill("cuda/library.cu.j2", library=library)
     text = marked if general else plain(marked)
     included = tuple(sorted({*INDIRECT, *headers}))
-    name = program.name + arrangement.suffix
+    name = program.name + overrides.suffix
     return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
 
@@ -171,8 +171,8 @@ def _summary(kernel: Kernel, plan: Plan) -> str:
         return f"matrix product, {kernel.row_count} elements: {plan}{pieces}"
     if isinstance(plan, ConvolutionSchedule):
         return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
-    shape = f"{kernel.row_count} rows" if kernel.sweeps else f"{kernel.row_count} elements"
-    cols = f" x {kernel.col_count} columns" if kernel.sweeps else ""
+    shape = f"{kernel.row_count} rows" if kernel.reduction_loops else f"{kernel.row_count} elements"
+    cols = f" x {kernel.col_count} columns" if kernel.reduction_loops else ""
     return f"{plan.walk.value}, {shape}{cols}: {plan}{pieces}"
 
 

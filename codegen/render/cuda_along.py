@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat, largest, walk
+from fusepass.codegen.ir.expr import Expr, ReductionResult, largest, walk
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
-from fusepass.codegen.render.cuda_sweeps import Sweeps
+from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block
 from fusepass.codegen.schedule_convolution.tiles import dimensions
@@ -42,7 +42,7 @@ class Along:
             raise ScheduleError(f"{kernel.name} cannot reduce along the last axis")
         self.writer, self.kernel, self.group, self.value = writer, kernel, group, value
         self.covered, self.some = covered, covered != writer.sizes[1]  # whether channels may not exist
-        self.sweeps = Sweeps(kernel, writer.program, writer.pointers, writer.printer, writer.names, "")
+        self.reduction_loops = ReductionLoops(kernel, writer.program, writer.pointers, writer.printer, writer.names, "")
 
     def begin(self) -> list[str]:
         """``$inside``: which results of a row exist."""
@@ -56,8 +56,8 @@ class Along:
 
     def lines(self, pragma: str, width: int) -> list[str]:
         """What is done with the 16 channels ``$m``; stores of elements take `width` of them at once."""
-        (sweep,), writer = self.kernel.sweeps, self.writer
-        states = [self.sweeps.declared(reduction) for reduction in sweep]
+        (reduction_loop,), writer = self.kernel.reduction_loops, self.writer
+        states = [self.reduction_loops.declared(reduction) for reduction in reduction_loop]
         last = writer.sizes[1] - 1
         own = f"$first_channel + $m * {ROWS} + {_SHARE}::row()"
         channel = f"$own < {last} ? $own : {last}" if self.some else "$own"
@@ -78,7 +78,7 @@ class Along:
     @property
     def _moves(self) -> bool:
         """Whether what is reduced takes the place of the results."""
-        return not isinstance(self.value, Stat)
+        return not isinstance(self.value, ReductionResult)
 
     def _reduced(self) -> list[str]:
         """The states of a thread's row."""
@@ -94,8 +94,8 @@ class Along:
             value = bare(scope.value(self.value))
             each = ["const float $sum = $share.values[$i];", *scope.lines, f"$share.values[$i] = {value};"]
             lines += [*unrolled("$i", 16, each), f"$share.leave($room + $strip * 32, {pitch});"]
-        (sweep,) = self.kernel.sweeps
-        lines += [f"fp::add_row({self.sweeps.state(reduction)}, $share);" for reduction in sweep]
+        (reduction_loop,) = self.kernel.reduction_loops
+        lines += [f"fp::add_row({self.reduction_loops.state(reduction)}, $share);" for reduction in reduction_loop]
         strips = unrolled("$strip", self.writer.on.pair, lines)
         return strips if self.writer.on.pair > 1 else ["{", *block("", strips)[1:]]
 
@@ -110,16 +110,16 @@ class Along:
         """The convolution's result below `root`."""
         assert self.kernel.anchor is not None
         name = self.kernel.anchor.name
-        return next(node for node in walk(root) if isinstance(node, Stat) and node.reduction == name)
+        return next(node for node in walk(root) if isinstance(node, ReductionResult) and node.reduction == name)
 
     def _row_stores(self) -> list[str]:
         """What is stored once for a row, by the first of its threads."""
         if not self.kernel.row_stores:
             return []
         axes = dict(zip(self.kernel.rows, ("$sample", "$channel", *self.writer.axes[:-1]), strict=True))
-        scope = self.sweeps.row_scope([store.value for store in self.kernel.row_stores], axes)
+        scope = self.reduction_loops.row_scope([store.value for store in self.kernel.row_stores], axes)
         for store in self.kernel.row_stores:
-            scope.lines.append(self.sweeps.stored(scope, store))
+            scope.lines.append(self.reduction_loops.stored(scope, store))
         places, _ = self.writer.position(self.group, "0", "0")
         exists = f"{_SHARE}::is_first() && ($inside[0] & 1)" + (
             f" && $own < {self.writer.sizes[1]}" if self.some else ""
@@ -128,19 +128,19 @@ class Along:
 
     def _row_values(self, nodes: Sequence[Expr]) -> list[str]:
         """What the threads of a row compute for those that store its elements."""
-        scope = self.sweeps.row_scope(nodes, {})
+        scope = self.reduction_loops.row_scope(nodes, {})
         made = [f"const float $row_value_{number} = {bare(scope.value(node))};" for number, node in enumerate(nodes)]
         return [*scope.lines, *made]
 
     def _frontier(self, roots: Sequence[Expr]) -> list[Expr]:
         """The largest numbers below `roots` that follow from the row's results alone."""
-        (sweep,) = self.kernel.sweeps
-        names = {reduction.name for reduction in sweep}
+        (reduction_loop,) = self.kernel.reduction_loops
+        names = {reduction.name for reduction in reduction_loop}
         needs = self.writer.printer.dataflow.needs
 
         def follows(node: Expr) -> bool:
             below = needs(node)
-            known = bool(below) and all(isinstance(need, Stat) and need.reduction in names for need in below)
+            known = bool(below) and all(isinstance(need, ReductionResult) and need.reduction in names for need in below)
             return node is self.value or (known and node.dtype is DType.F32)
 
         return [node for node in largest(roots, follows, guarded=True) if node is not self.value]

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Expr, Stat
+from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_along import Along
 from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
+from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.cuda_sectors import is_first, own_sectors, store_own
-from fusepass.codegen.render.cuda_sweeps import Sweeps
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
@@ -178,22 +178,24 @@ class ConvolutionWriter(TileWriter):
     def reductions(self, sums: Sums) -> Iterable[str]:
         """The kernel's sweeps over channels and its stores: a thread has all channels of its positions, one after another."""
         kernel = self.kernel
-        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
-        (stat, *_) = [node for node in kernel.nodes if isinstance(node, Stat) and node.reduction == self.anchor.name]
+        (stat, *_) = [
+            node for node in kernel.nodes if isinstance(node, ReductionResult) and node.reduction == self.anchor.name
+        ]
 
-        def phase(roots: Sequence[Expr], sweep: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
-            outer = sweeps.row_scope(roots, axes)
-            inner = sweeps.column(outer, "$channel", stat, sweep, stores)
+        def phase(roots: Sequence[Expr], reduction_loop: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
+            outer = reduction_loops.row_scope(roots, axes)
+            inner = reduction_loops.column(outer, "$channel", stat, reduction_loop, stores)
             return _apart(self.over_channels(sums, inner, sums.unroll, outer.lines))
 
-        for sweep in kernel.sweeps:
-            yield from (sweeps.declared(reduction, f"[{self.on.pair}]") for reduction in sweep)
-            yield from phase([value for each in sweep for value in each.values], sweep, ())
+        for reduction_loop in kernel.reduction_loops:
+            yield from (reduction_loops.declared(reduction, f"[{self.on.pair}]") for reduction in reduction_loop)
+            yield from phase([value for each in reduction_loop for value in each.values], reduction_loop, ())
         if kernel.row_stores:
-            scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
+            scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes)
             for store in kernel.row_stores:
-                scope.lines.append(sweeps.stored(scope, store))
+                scope.lines.append(reduction_loops.stored(scope, store))
             yield from _apart(self.over_positions(sums, scope.lines))
         if kernel.stores:
             yield from phase([store.value for store in kernel.stores], (), kernel.stores)
@@ -238,7 +240,7 @@ class ConvolutionWriter(TileWriter):
         for axis, text in zip(self.kernel.rows, ("$sample", "$channel", *self.axes), strict=True):
             scope.define_axis(axis, text)
         for node in self.kernel.nodes:
-            if isinstance(node, Stat):
+            if isinstance(node, ReductionResult):
                 scope.bind(node, "$sum")
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:

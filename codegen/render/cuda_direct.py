@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Stat, walk
+from fusepass.codegen.ir.expr import Apply, Const, Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Role
@@ -148,5 +148,5 @@ class Direct(SumsWriter):
 
 def _work(roots: Sequence[Expr]) -> int:
     """Nodes below `roots`, those that are costly counted as several."""
-    done = [node for node in walk(*roots) if not isinstance(node, Const | Stat)]
+    done = [node for node in walk(*roots) if not isinstance(node, Const | ReductionResult)]
     return sum(_COSTLY if isinstance(node, Apply) and node.op not in CHEAP else 1 for node in done)

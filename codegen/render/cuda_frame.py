@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Stat
+from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
@@ -48,7 +48,7 @@ class Frame:
         self.printer = Printer(names, pointers, self.index_type, general=schedule.general, branches=False)
         self.printer.coordinates = arranged.coordinates
         self.printer.few = few_digits(arranged.kernel, program)
-        if arranged.kernel.sweeps and arranged.col is not None:
+        if arranged.kernel.reduction_loops and arranged.col is not None:
             inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
             self.printer.along = frozenset({arranged.col} | inside)
         self.printer.window_vector = self._window_vector
@@ -101,7 +101,9 @@ class Frame:
         needs = self.dataflow.needs(node)
         if self.schedule.width == 1:
             return False
-        return self.lane in needs or (self.vector_rows and any(isinstance(need, Stat | Prefix) for need in needs))
+        return self.lane in needs or (
+            self.vector_rows and any(isinstance(need, ReductionResult | Prefix) for need in needs)
+        )
 
     def is_wide(self, buffer: str, index: Index) -> bool:
         """Whether the lanes of a vector are one aligned access."""

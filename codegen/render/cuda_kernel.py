@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dataflow import Kept
-from fusepass.codegen.ir.expr import Expr, Load, Stat
+from fusepass.codegen.ir.expr import Expr, Load, ReductionResult
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.patches import deep_windows
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
@@ -83,7 +83,7 @@ class KernelWriter:
         self.frame, self.schedule, self.top = frame, frame.schedule, frame.top
         self.width, self.u, self.v = frame.schedule.width, frame.u, frame.v
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
-        self.stats = [node for node in frame.kernel.nodes if isinstance(node, Stat)]
+        self.stats = [node for node in frame.kernel.nodes if isinstance(node, ReductionResult)]
         self.rows = RowValues(frame, self.stats)
         self.ends = Ends(frame) if frame.schedule.ends_apart else None
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
@@ -102,12 +102,12 @@ class KernelWriter:
         self.arrived = (
             self.staged.begun() if self.staged is not None else []
         )  # what the loads of a phase are followed by
-        self.alarmed = ""  # whether a thread has met an alarm
+        self.overflow_flagged = ""  # whether a thread has met an alarm
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
-        for number, sweep in enumerate(kernel.sweeps):
-            self._sweep(number, sweep)
+        for number, reduction_loop in enumerate(kernel.reduction_loops):
+            self._reduction_loop(number, reduction_loop)
         if kernel.row_stores:
             self.write_row_stores(kernel.row_stores)
         self.arrived = read_in(self.frame, self.exchanged)
@@ -120,7 +120,7 @@ class KernelWriter:
         write_out(self.frame, self.exchanged)
         self.places.check()
         stays = self.over_rows is not None or (bool(self.frame.row_loop) and not self.frame.team)
-        if stays and len(kernel.sweeps) == 1 and self.schedule.lanes > 32:
+        if stays and len(kernel.reduction_loops) == 1 and self.schedule.lanes > 32:
             self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
         lines, turn = self.top.lines[: self.before_rows], self.top.lines[self.before_rows :]
         if self.over_rows is not None:
@@ -136,30 +136,32 @@ class KernelWriter:
 
     # ---- phases
 
-    def _sweep(self, number: int, sweep: Sequence[Reduction]) -> None:
-        self._say(", ".join(f"{reduction.name}: {reduction.op.value}" for reduction in sweep))
-        states = tuple(declare_state(self.frame, reduction) for reduction in sweep)
+    def _reduction_loop(self, number: int, reduction_loop: Sequence[Reduction]) -> None:
+        self._say(", ".join(f"{reduction.name}: {reduction.op.value}" for reduction in reduction_loop))
+        states = tuple(declare_state(self.frame, reduction) for reduction in reduction_loop)
         self.rows.states |= {state.reduction.name: state for state in states}
-        self._phase(number, [value for reduction in sweep for value in reduction.values], states, ())
-        last = number + 1 == len(self.frame.kernel.sweeps)
-        sweep_0 = [value for reduction in self.frame.kernel.sweeps[0] for value in reduction.values]
+        self._phase(number, [value for reduction in reduction_loop for value in reduction.values], states, ())
+        last = number + 1 == len(self.frame.kernel.reduction_loops)
+        sweep_0 = [value for reduction in self.frame.kernel.reduction_loops[0] for value in reduction.values]
         merge(self.frame, states, prefetch_row(self.frame, sweep_0) if self.frame.team and last else ())
         name_results(self.frame, states, self.stats)
 
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
-        if self.frame.kernel.sweeps:
+        if self.frame.kernel.reduction_loops:
             self._say("results")
         if self.staged is not None:
             self.top.lines += self.staged.awaited()
-        alarm, roots = self.frame.kernel.alarm, [store.value for store in stores]
+        overflow_flag, roots = self.frame.kernel.overflow_flag, [store.value for store in stores]
         roots += self.frame.kernel.partials.values if self.frame.kernel.partials is not None else ()
-        if alarm is not None:
-            self.alarmed = self.frame.names.exact("alarmed")
-            self.top.lines.append(f"bool {self.alarmed} = false;")
-            roots.append(alarm.condition)
-        self._phase(len(self.frame.kernel.sweeps), roots, (), stores)
-        if alarm is not None:
-            self.top.lines.append(f"if ({self.alarmed}) {self.frame.pointers[alarm.buffer]}[0] = 1.0f;")
+        if overflow_flag is not None:
+            self.overflow_flagged = self.frame.names.exact("alarmed")
+            self.top.lines.append(f"bool {self.overflow_flagged} = false;")
+            roots.append(overflow_flag.condition)
+        self._phase(len(self.frame.kernel.reduction_loops), roots, (), stores)
+        if overflow_flag is not None:
+            self.top.lines.append(
+                f"if ({self.overflow_flagged}) {self.frame.pointers[overflow_flag.buffer]}[0] = 1.0f;"
+            )
 
     def _phase(self, number: int, roots: Sequence[Expr], states: tuple[State, ...], stores: tuple[Store, ...]) -> None:
         frame, tile = self.frame, self.frame.tile
@@ -167,7 +169,7 @@ class KernelWriter:
             return
         known = tuple(kept for kept in self.kept if kept.first < number)
         made = tuple(kept for kept in self.kept if kept.first == number)
-        last = number == len(frame.kernel.sweeps) - (not frame.kernel.ends_per_element)
+        last = number == len(frame.kernel.reduction_loops) - (not frame.kernel.ends_per_element)
         phase = Phase(tuple(roots), states, stores, known, made, last)
         frame.printer.expect(roots)
         if frame.vector_rows:
@@ -199,7 +201,7 @@ class KernelWriter:
 
     def _rest(self, phase: Phase, number: int, tile: Tile) -> None:
         """What does not stay on the chip: read again in every phase, each time from where the last one ended."""
-        self.frame.again = number < len(self.frame.kernel.sweeps) and bool(self.frame.kernel.stores)
+        self.frame.again = number < len(self.frame.kernel.reduction_loops) and bool(self.frame.kernel.stores)
         self._stretch(phase, tile, down=number % 2 == 1)
         self.frame.again = False
 
@@ -318,8 +320,8 @@ class KernelWriter:
             self.frame.found.collect(lanes)
         if self.over_rows is not None and not phase.states:
             self.over_rows.collect(lanes)
-        if phase.stores and self.frame.kernel.alarm is not None:
-            lanes.lines.append(f"{self.alarmed} |= {lanes.value(self.frame.kernel.alarm.condition)};")
+        if phase.stores and self.frame.kernel.overflow_flag is not None:
+            lanes.lines.append(f"{self.overflow_flagged} |= {lanes.value(self.frame.kernel.overflow_flag.condition)};")
         before = [*self.places.staging(phase.made), *around.before_lanes]
         if self.width > 1:
             step.lines[mark:mark] = before

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
-from fusepass.codegen.render.cuda_sweeps import Sweeps
+from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -40,7 +40,7 @@ class Lines:
         self.kernel, self.tiling, self.ready, self.index_type = kernel, plan.tiling, ready, printer.index_type
         self.apart = kernel.anchor.apart
         printer.along = frozenset(kernel.cols)
-        self.sweeps = Sweeps(kernel, program, pointers, printer, printer.names, "")
+        self.reduction_loops = ReductionLoops(kernel, program, pointers, printer, printer.names, "")
 
     @property
     def _groups(self) -> int:
@@ -98,7 +98,7 @@ class Lines:
             conditions.append(f"$row < {rows.size}")
         if long % self.tiling.columns:
             conditions.append(f"$column < {columns.size}")
-        test = self.sweeps.row_scope([], self._axes)
+        test = self.reduction_loops.row_scope([], self._axes)
         conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
         return test.lines, " && ".join(conditions)
 
@@ -116,18 +116,20 @@ class Lines:
         where = "if ($exists)" if exists else ""
         ends = [store.value for store in (*kernel.row_stores, *kernel.stores)]
         ready = self.ready
-        for number, sweep in enumerate(kernel.sweeps):
-            yield from map(self.sweeps.declared, sweep)
-            roots, *others = [[value for each in phase for value in each.values] for phase in kernel.sweeps[number:]]
+        for number, reduction_loop in enumerate(kernel.reduction_loops):
+            yield from map(self.reduction_loops.declared, reduction_loop)
+            roots, *others = [
+                [value for each in phase for value in each.values] for phase in kernel.reduction_loops[number:]
+            ]
             kept = self._kept(ready, roots, [*itertools.chain(*others), *ends])
-            yield from _inside(where, self._phase(ready, roots, sweep, (), kept))
+            yield from _inside(where, self._phase(ready, roots, reduction_loop, (), kept))
             ready = kept or ready
             if parts > 1:
                 merge = f"fp::merge_across<{32 // parts}, 32>"
-                yield from (f"{merge}({self.sweeps.state(reduction)});" for reduction in sweep)
-        scope = self.sweeps.row_scope([store.value for store in kernel.row_stores], self._axes)
+                yield from (f"{merge}({self.reduction_loops.state(reduction)});" for reduction in reduction_loop)
+        scope = self.reduction_loops.row_scope([store.value for store in kernel.row_stores], self._axes)
         for store in kernel.row_stores:
-            scope.lines.append(self.sweeps.stored(scope, store))
+            scope.lines.append(self.reduction_loops.stored(scope, store))
         if kernel.row_stores:
             first = ["$exists"] if exists else []
             first += [f"$lane < {32 // parts}"] if parts > 1 else []
@@ -149,13 +151,13 @@ class Lines:
         self,
         ready: Expr,
         roots: Sequence[Expr],
-        sweep: Sequence[Reduction],
+        reduction_loop: Sequence[Reduction],
         stores: Sequence[Store],
         kept: Expr | None,
     ) -> list[str]:
-        outer = self.sweeps.row_scope([*roots, *([] if kept is None else [kept])], self._axes)
+        outer = self.reduction_loops.row_scope([*roots, *([] if kept is None else [kept])], self._axes)
         sum_at = f"$at[$col * {self.apart * self.tiling.room_pitch}]" if self.apart else "$values[$col]"
-        lines = self.sweeps.column(outer, "$col", ready, sweep, stores, kept, sum_at)
+        lines = self.reduction_loops.column(outer, "$col", ready, reduction_loop, stores, kept, sum_at)
         unroll = f"#pragma unroll {_AT_ONCE}" if self.apart else "#pragma unroll"
         parts = self._parts
         first, step = (f"$lane / {32 // parts}", f"$col += {parts}") if parts > 1 else ("0", "++$col")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Expr, Stat, walk
+from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -51,7 +51,7 @@ def _row(writer: ConvolutionWriter, room: str, width: int, some: bool, known: Se
         for axis, text in zip(dimensions(kernel), (*names[:-1], last), strict=True):
             scope.define_axis(axis, text)
     values = [store.value for store in kernel.stores]
-    for node, text in known or [(node, "$sum") for node in walk(*values) if isinstance(node, Stat)]:
+    for node, text in known or [(node, "$sum") for node in walk(*values) if isinstance(node, ReductionResult)]:
         each.bind(node, text)
     writer.printer.expect(values)
     begin, end = [], []

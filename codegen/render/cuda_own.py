@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusepass.codegen.ir.expr import Expr, Stat
+from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.cuda_partials import state_type
@@ -105,7 +105,7 @@ class OwnValues:
         self.writer.printer.expect([self.value])
         each = shared.child()
         for node in self.kernel.nodes:
-            if isinstance(node, Stat):
+            if isinstance(node, ReductionResult):
                 each.bind(node, "$sum")
         value = bare(each.value(self.value))
         lines = [
@@ -121,7 +121,7 @@ class OwnValues:
 
     def _stored(self, sums: Sums) -> Iterable[str]:
         """Stores what `sums` lay out, as a kernel would whose results these are."""
-        (stat,) = {node for node in self.kernel.nodes if isinstance(node, Stat)}
+        (stat,) = {node for node in self.kernel.nodes if isinstance(node, ReductionResult)}
         stores = tuple(replace(store, value=stat) for store in self.kernel.stores)
         copying = copy.copy(self.writer)
         copying.kernel = replace(self.kernel, stores=stores, partials=None)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Stat
+from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import is_vector, split_index
@@ -111,7 +111,7 @@ def _one(writer: ConvolutionWriter, shared: Scope, number: int) -> tuple[list[st
     kernel, here = writer.kernel, shared.child()
     here.define_axis(kernel.rows[-1], (writer.axes[-1], _BESIDE)[number])
     for node in kernel.nodes:
-        if isinstance(node, Stat):
+        if isinstance(node, ReductionResult):
             here.bind(node, f"$two[{number}]")
     made = [(here.index(store.index), _stored(writer, here, store)) for store in kernel.stores]
     if kernel.partials is not None:

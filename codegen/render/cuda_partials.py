@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import Stat
+from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
@@ -49,7 +49,7 @@ class PartialStores:
 def store_partials(partials: Partials, pointers: dict[str, str], scope: Scope, states: Mapping[str, str]) -> None:
     """Add the lines that store what the `states` of some reductions, by name, hold to `scope`, which knows sample, channel and piece."""
     for store in partials.stores:
-        if isinstance(store.value, Stat) and store.value.reduction in states:
+        if isinstance(store.value, ReductionResult) and store.value.reduction in states:
             part = f"{states[store.value.reduction]}.part<{store.value.part}>()"
             scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
 

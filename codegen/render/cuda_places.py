@@ -242,7 +242,7 @@ class PlacesWriter(ProductsWriter):
         first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
         sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)), pragma)
-        if self.kernel.sweeps and self.anchor.column > 1:
+        if self.kernel.reduction_loops and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:
             broken = sums.defined if self._own and self.whole else sums

@@ -154,7 +154,7 @@ class _Writer:
 
     def _filled(self, filling: Filling) -> Iterable[str]:
         """Some of the threads make the right operand, and nothing else."""
-        given = ", ".join(self.pointers[name] for name in (filling.source, *filling.factors, filling.alarm))
+        given = ", ".join(self.pointers[name] for name in (filling.source, *filling.factors, filling.overflow_flag))
         yield from block("if ($tile.fills())", [f"$tile.fill($Source{{{given}}});", "return;"])
         yield "$tile.take_registers();"
 

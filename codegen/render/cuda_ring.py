@@ -49,10 +49,10 @@ class RingWriter(KernelWriter):
 
     def write(self) -> list[str]:
         frame, top = self.frame, self.top
-        (sweep,) = frame.kernel.sweeps
-        swept = [value for reduction in sweep for value in reduction.values]
+        (reduction_loop,) = frame.kernel.reduction_loops
+        swept = [value for reduction in reduction_loop for value in reduction.values]
         results = [store.value for store in frame.kernel.stores]
-        states = tuple(declare_state(frame, reduction) for reduction in sweep)
+        states = tuple(declare_state(frame, reduction) for reduction in reduction_loop)
         coming = self._coming(results)
         for state in states:
             self.asked.append(frame.names.exact(f"{state.name}_asked"))
@@ -69,7 +69,7 @@ class RingWriter(KernelWriter):
             self.write_row_stores(frame.kernel.row_stores)
         steps = [
             f"fp::await_copies<{self.schedule.ring - 1 - self.schedule.ahead}>();",
-            *self._sweep_step(swept, states),
+            *self._loop_step(swept, states),
             *self._ask_step(states),
             *self._result_step(results, coming),
             *self._load_step(coming),
@@ -141,7 +141,7 @@ class RingWriter(KernelWriter):
 
     # ---- steps
 
-    def _sweep_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
+    def _loop_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
         frame, plan = self.frame, self.schedule
         # Of its own: what depends on the row at hand is not what depends on that one.
         outer = Scope(frame.printer)

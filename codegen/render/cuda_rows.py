@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusepass.codegen.ir.expr import Const, Expr, Masked, Stat, Window, children
+from fusepass.codegen.ir.expr import Const, Expr, Masked, ReductionResult, Window, children
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import State
 from fusepass.codegen.render.printer import Scope
@@ -17,7 +17,7 @@ class RowValues:
     `states` are those of the sweeps that are done, by reduction.
     """
 
-    def __init__(self, frame: Frame, stats: Sequence[Stat]) -> None:
+    def __init__(self, frame: Frame, stats: Sequence[ReductionResult]) -> None:
         self.frame = frame
         self.states: dict[str, State] = {}
         self._stats = stats
@@ -53,7 +53,7 @@ class RowValues:
                 continue
             seen.add(id(node))
             if self.frame.arranged.col not in self.frame.dataflow.needs(node):
-                if self.frame.has_lanes(node) and not isinstance(node, Stat | Const):
+                if self.frame.has_lanes(node) and not isinstance(node, ReductionResult | Const):
                     found[id(node)] = node
             elif isinstance(node, Masked):
                 stack.append(node.other)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
-from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_input import dot, quotient, remainder, unrolled
 from fusepass.codegen.render.cuda_places import PlacesWriter
-from fusepass.codegen.render.cuda_sweeps import Sweeps
+from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
@@ -126,26 +126,28 @@ class _ScalingWriter(PlacesWriter):
 
     def _reduces_registers(self) -> bool:
         kernel = self.kernel
-        if len(kernel.sweeps) != 1 or kernel.stores or self.on.pair > 1:
+        if len(kernel.reduction_loops) != 1 or kernel.stores or self.on.pair > 1:
             return False
-        (sweep,) = kernel.sweeps
-        values = [value for reduction in sweep for value in reduction.values]
+        (reduction_loop,) = kernel.reduction_loops
+        values = [value for reduction in reduction_loop for value in reduction.values]
         along = {axis for value in values for axis in self.printer.dataflow.needs(value)} & {*kernel.rows[1:]}
-        return not along and all(reduction.op in _EXTREMES for reduction in sweep)
+        return not along and all(reduction.op in _EXTREMES for reduction in reduction_loop)
 
     def _reduced_registers(self, sums: Sums) -> list[str]:
         """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
-        kernel, (sweep,) = self.kernel, self.kernel.sweeps
-        sweeps = Sweeps(kernel, self.program, self.pointers, self.printer, self.names, "[$j]")
-        states = [sweeps.declared(reduction, "[4]") for reduction in sweep]
-        values = [value for reduction in sweep for value in reduction.values]
-        (stat,) = [each for each in walk(*values) if isinstance(each, Stat) and each.reduction == self.anchor.name]
-        outer = sweeps.row_scope(values, {kernel.rows[0]: "$sample"})
+        kernel, (reduction_loop,) = self.kernel, self.kernel.reduction_loops
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, "[$j]")
+        states = [reduction_loops.declared(reduction, "[4]") for reduction in reduction_loop]
+        values = [value for reduction in reduction_loop for value in reduction.values]
+        (stat,) = [
+            each for each in walk(*values) if isinstance(each, ReductionResult) and each.reduction == self.anchor.name
+        ]
+        outer = reduction_loops.row_scope(values, {kernel.rows[0]: "$sample"})
         each = [
             "const int $j = $i / 2 % 2 * 2 + $t;",
             f"const float $sum = $sums[0][$t][$m * {ROWS // 2} + $i] * $factor;",
             *outer.lines,
-            *sweeps.column(outer, "$channel", stat, sweep, ()),
+            *reduction_loops.column(outer, "$channel", stat, reduction_loop, ()),
         ]
         row = "$i / 4 * 8 + $lane % 4 * 2 + $i % 2"
         lines = [
@@ -158,13 +160,13 @@ class _ScalingWriter(PlacesWriter):
         pushed = unrolled("$m", sums.rows, unrolled("$i", ROWS // 2, lines))
         # Of four threads that share positions, each then has one of these.
         own = []
-        for name in map(sweeps.state, sweep):
+        for name in map(reduction_loops.state, reduction_loop):
             own += [f"fp::merge_across<1, 4>({name}[$j]);"]
             own += [f"{name}[0] = fp::chosen($lane % 4 == $j, {name}[$j], {name}[0]);"]
         places, inside = self.position(sums.group, "($lane % 4 * 8 + $lane / 4)")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
-        scope = sweeps.row_scope([store.value for store in kernel.row_stores], axes)
-        scope.lines += [sweeps.stored(scope, store) for store in kernel.row_stores]
+        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes)
+        scope.lines += [reduction_loops.stored(scope, store) for store in kernel.row_stores]
         stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
         return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
 

@@ -31,7 +31,7 @@ class ScanWriter(KernelWriter):
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
-        (self.reduction,) = frame.kernel.sweeps[-1]
+        (self.reduction,) = frame.kernel.reduction_loops[-1]
         name, plan = self.reduction.name, self.schedule
         self.states, self.carry = frame.names.exact(f"{name}_states"), frame.names.exact(f"{name}_carry")
         self.slots, self.turn = frame.names.exact(f"{name}_slots"), frame.names.exact(f"{name}_turn")
@@ -43,9 +43,9 @@ class ScanWriter(KernelWriter):
 
     def write(self) -> list[str]:
         frame, plan, top = self.frame, self.schedule, self.top
-        *before, _ = frame.kernel.sweeps
-        for number, sweep in enumerate(before):
-            self._sweep(number, sweep)
+        *before, _ = frame.kernel.reduction_loops
+        for number, reduction_loop in enumerate(before):
+            self._reduction_loop(number, reduction_loop)
         if frame.kernel.row_stores:
             self.write_row_stores(frame.kernel.row_stores)
         if before:

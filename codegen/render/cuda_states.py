@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Position, ReduceOp, Stat, children
+from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Position, ReduceOp, ReductionResult, children
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.render.cuda_frame import Frame
@@ -233,7 +233,7 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
 
 def _in_cluster(frame: Frame, states: Sequence[State]) -> list[str]:
     """The blocks of a cluster merge their states."""
-    members, first = frame.schedule.cluster, frame.kernel.sweeps[0][0].name == states[0].reduction.name
+    members, first = frame.schedule.cluster, frame.kernel.reduction_loops[0][0].name == states[0].reduction.name
     places = [frame.names.exact(f"{state.name}_of_members") for state in states]
     lines = [
         f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)
@@ -285,7 +285,7 @@ def exchange_places(frame: Frame) -> dict[str, int]:
     return exchange_offsets(frame.kernel, team.members, team.teams, team.strip, team.together)
 
 
-def name_results(frame: Frame, states: Sequence[State], used: Iterable[Stat]) -> None:
+def name_results(frame: Frame, states: Sequence[State], used: Iterable[ReductionResult]) -> None:
     """Name the results that are `used` later; where a thread has several rows they stay in the states."""
     if frame.vector_rows:
         return

@@ -66,10 +66,10 @@ class StripWriter(RingWriter):
         scope.lines.append(f"const {frame.index_type} {name} = {row};")
         return name
 
-    def _sweep_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
+    def _loop_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
         # Values of the rows at hand are not those of a later strip's.
         at_hand, self.rows = self.rows, RowValues(self.frame, ())
-        lines = super()._sweep_step(roots, states)
+        lines = super()._loop_step(roots, states)
         self.rows = at_hand
         return lines
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, Stat, Window, children
+from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, ReductionResult, Window, children
 from fusepass.codegen.ir.ops import Op
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
@@ -36,7 +36,7 @@ class SumsWriter:
         self.kernel, self.product, self.program, self.plan = kernel, kernel.anchor, program, plan
         self.pointers, self.printer, self.index_type = pointers, printer, printer.index_type
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
-        self.sum = next(node for node in kernel.nodes if isinstance(node, Stat))
+        self.sum = next(node for node in kernel.nodes if isinstance(node, ReductionResult))
         self.stat = self._rescaled() if self._is_plain else self.sum
         self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
 

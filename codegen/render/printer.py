@@ -26,7 +26,7 @@ from fusepass.codegen.ir.expr import (
     Place,
     Position,
     Prefix,
-    Stat,
+    ReductionResult,
     Window,
     children,
     may_divide_by_zero,
@@ -185,7 +185,7 @@ class Scope:
         return None
 
     def _provides(self, need: Need) -> bool:
-        if isinstance(need, Stat | Prefix):
+        if isinstance(need, ReductionResult | Prefix):
             return self._find(need) is not None
         return need in self._axes or (self.parent is not None and self.parent._provides(need))
 
@@ -241,7 +241,7 @@ class Scope:
                 return self._window(node)
             case Gather() if (lane := self.printer.lane_of(node)) and (home := self._home(node, but=lane)) is not self:
                 return self._lane(node, lane, home)
-            case Stat(reduction, part, _):
+            case ReductionResult(reduction, part, _):
                 raise RenderError(f"{reduction}.{part} is printed before its reduction")
             case Prefix(reduction, part, index, _):
                 raise RenderError(f"{reduction}.{part}[{index}] is printed before its reduction")

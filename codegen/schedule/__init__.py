@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.alternatives import rivals
+from fusepass.codegen.schedule.alternatives import alternatives
 from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
@@ -59,7 +59,7 @@ def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bo
     """
     choice = _by_rule(kernel, program, facts, aligned)
     shape, first = choice.shape, _finished(choice.shape, choice.plan)
-    others = (_finished(shape, each) for each in (*rivals(shape, choice.plan, choice.together), *choice.others))
+    others = (_finished(shape, each) for each in (*alternatives(shape, choice.plan, choice.together), *choice.others))
     costs = Costs(shape)
     found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
     return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
@@ -83,7 +83,7 @@ class _Choice:
 
 
 def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
-    if kernel.partials is not None and kernel.sweeps:
+    if kernel.partials is not None and kernel.reduction_loops:
         shape = Shape(kernel, program, facts, aligned)
         return _Choice(shape, in_row_pieces(shape, kernel.partials))
     if kernel.partials is not None:

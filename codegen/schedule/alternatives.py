@@ -37,12 +37,12 @@ _TILES = (1, 64), (2, 32), (2, 64), (4, 32)  # cache lines along the rows, and c
 _COLUMNS_AT_ONCE = 16, 32  # elements that a thread loads before it uses the first
 
 
-def rivals(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule]:
+def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Schedule]:
     """Schedules of the kernel of `shape` that do as `plan`, which the rules chose; it may be among them.
 
     `together`: see `rows_together`; where tiles are exchanged.
     """
-    empty = not shape.rows or (shape.kernel.sweeps and not shape.cols)
+    empty = not shape.rows or (shape.kernel.reduction_loops and not shape.cols)
     shared = shape.kernel.team is not None or shape.kernel.cluster > 1 or bool(plan.pieces)
     if shared or shape.kernel.scans or empty:
         return

@@ -50,7 +50,7 @@ _MOST_AGAIN = 0.6  # functions of an element times the share of them that two bl
 
 def stays(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether `kernel` needs columns again, and has them on the chip then where each block takes whole ones."""
-    if not kernel.sweeps or kernel.scans:
+    if not kernel.reduction_loops or kernel.scans:
         return False
     shape = Shape(kernel, program, facts, aligned=True)
     return not shape.single and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING

@@ -94,7 +94,7 @@ class Costs:
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
         if plan.walk is Walk.OUTER and not plan.overlap and not plan.exchanges and self._begins_anywhere:
             written *= 1 + _PARTS
-        again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.sweeps else 0
+        again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.reduction_loops else 0
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
         if plan.walk is Walk.OUTER:
@@ -136,7 +136,7 @@ class Costs:
 
     def _phases(self, plan: Schedule) -> int:
         kernel = self._kernel(plan)
-        return len(kernel.sweeps) + kernel.ends_per_element
+        return len(kernel.reduction_loops) + kernel.ends_per_element
 
     def _kernel(self, plan: Schedule) -> Kernel:
         return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel

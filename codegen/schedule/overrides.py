@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
-class Arrangement:
+class ScheduleOverrides:
     """A departure from what the rules say of a program's kernels; none by default.
 
     Attributes:
@@ -48,5 +48,5 @@ class Arrangement:
         return "".join(parts) + (f"_pieces{self.pieces:g}" if self.pieces != 1.0 else "").replace(".", "_")
 
 
-RULES = Arrangement()
+NO_OVERRIDES = ScheduleOverrides()
 """Everything as the rules say."""

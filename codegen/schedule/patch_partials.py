@@ -57,9 +57,11 @@ def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -
     if patch is not None:
         return _LAUNCH + patch[1]
     values = [store.value for store in kernel.stores]
-    sweeps = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
-    stays = bool(sweeps) and schedule(kernel, program, facts).keep is not Keep.NOTHING
-    turns = [sum(sweeps, values)] if stays else [each for each in (*sweeps, values) if each]
+    reduction_loops = [
+        [value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops
+    ]
+    stays = bool(reduction_loops) and schedule(kernel, program, facts).keep is not Keep.NOTHING
+    turns = [sum(reduction_loops, values)] if stays else [each for each in (*reduction_loops, values) if each]
     seconds = _LAUNCH
     for number, turn in enumerate(turns):
         nodes = list(walk(*turn))

@@ -69,7 +69,7 @@ def images_together(kernel: Kernel, image: tuple[Axis, Axis]) -> int:
     (y, x), dataflow = image, Dataflow()
     loads = (node for node in behind_windows(kernel) if isinstance(node, Load | Gather))
     if (
-        kernel.alarm is not None
+        kernel.overflow_flag is not None
         or len({store.buffer for store in kernel.stores}) < len(kernel.stores)
         or any(x in dataflow.needs(each) for each in loads)
     ):

@@ -317,7 +317,7 @@ def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
         return False
     axis, lane = shape.col_axis, Axis("lane", width)
     assert axis is not None
-    first = [value for reduction in kernel.sweeps[0] for value in reduction.values]
+    first = [value for reduction in kernel.reduction_loops[0] for value in reduction.values]
     always = {id(load) for value in first for load in always_loaded(value)}
     aligned = {access.buffer for access in shape.accesses if access.aligned}
 

@@ -49,7 +49,7 @@ def _along(shape: Shape) -> Schedule:
     base = shape.vectors(shape.col_axis, _COVERED)
     base = replace(base, covers=base.start is not None)
     width, vectors = base.width, base.vectors(shape.cols)
-    stays = len(shape.kernel.sweeps) > 1
+    stays = len(shape.kernel.reduction_loops) > 1
     threads, most = (_MOST_THREADS, vectors) if stays else (_LONG_ROW_THREADS, max(_ELEMENTS // width, 1))
     lanes = min(power_above(ceil(shape.cols, _ELEMENTS)), threads, power_above(vectors))
     lanes = max(lanes, min(power_above(ceil(vectors, _SHORT_ROW_VECTORS)), WARP))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, computed_again, kept_in_memory, most_words
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, most_words, rematerialised
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, inside_windows
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
@@ -60,12 +60,12 @@ class Shape:
         mine = {access.buffer for access in self.main}
         others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
         self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
-        self.single = len(kernel.sweeps) + kernel.ends_per_element == 1
+        self.single = len(kernel.reduction_loops) + kernel.ends_per_element == 1
         split, dataflow = split_statistics(self.kernel, builder), Dataflow()
         kept = kept_in_memory(split, dataflow)
         self.kept_words = most_words(split, dataflow)
         self.kept_bytes = sum(value.node.dtype.nbytes for value in kept)
-        self.again = computed_again(split, dataflow, kept)
+        self.again = rematerialised(split, dataflow, kept)
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
         in_window = inside_windows(self.kernel.nodes)

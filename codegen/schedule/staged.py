@@ -54,7 +54,12 @@ def _loads(shape: Shape, plan: Schedule) -> list[Load]:
     loads = list(kernel.loads())
     once = {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) == 1}
     always = {id(load) for store in kernel.stores for load in always_loaded(store.value)}
-    swept = {id(node) for node in walk(*(value for sweep in kernel.sweeps for each in sweep for value in each.values))}
+    swept = {
+        id(node)
+        for node in walk(
+            *(value for reduction_loop in kernel.reduction_loops for each in reduction_loop for value in each.values)
+        )
+    }
 
     def whole(load: Load) -> bool:
         start = start_of(load.index, axis)

@@ -38,7 +38,7 @@ _SUMS = 16  # bytes of what moments are merged as
 def strip_team(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int, int] | None:
     """(blocks of a team, teams, rows of a strip) where strips read clearly less memory than any other schedule of `kernel`."""
     shape = Shape(kernel, program, facts, aligned=True)
-    if shape.single or not shape.rows or not shape.cols or len(kernel.sweeps) != 1 or not facts.copies:
+    if shape.single or not shape.rows or not shape.cols or len(kernel.reduction_loops) != 1 or not facts.copies:
         return None
     side, span = _side_by_side(shape)
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in side.main} & kernel.reads)

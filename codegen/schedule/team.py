@@ -139,7 +139,7 @@ def may_ring(shape: Shape, vectors: Schedule) -> bool:
         return False
     whole = all(kept.node.dtype.nbytes * vectors.width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
     cheap = all(reduction.op is not ReduceOp.SOFTMAX for reduction in kernel.reductions)
-    return whole and cheap and len(kernel.sweeps) == 1 and can_fetch(shape, kernel, vectors)
+    return whole and cheap and len(kernel.reduction_loops) == 1 and can_fetch(shape, kernel, vectors)
 
 
 def _places(shape: Shape, width: int, together: int = 1) -> int:

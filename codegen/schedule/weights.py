@@ -20,7 +20,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
 
     That is worth a launch more where enough is moved, and does not stay in the L2 cache.
     """
-    if kernel.anchor is not None or not kernel.sweeps or kernel.scans or not kernel.row_count:
+    if kernel.anchor is not None or not kernel.reduction_loops or kernel.scans or not kernel.row_count:
         return None
     if kernel.partials is not None:  # a thread has the same columns of each row, whole vectors of all rows
         return None

@@ -118,7 +118,7 @@ def _filled(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def _rows(kernel: Kernel) -> tuple[int, ...]:
     """How many times 16 output channels a warp may work on; all of them where it reduces over these."""
     every = ceil(dimensions(kernel)[1].size / ROWS)
-    return (every,) if kernel.sweeps else tuple(range(1, min(every, MOST_ROWS) + 1))
+    return (every,) if kernel.reduction_loops else tuple(range(1, min(every, MOST_ROWS) + 1))
 
 
 def _laid_out(

@@ -16,7 +16,7 @@ from math import ceil, prod
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, parts_apart
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Stat
+from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
 
@@ -184,7 +184,7 @@ def makes_own_values(kernel: Kernel) -> bool:
     if not kernel.is_pointwise or len(kernel.stores) > 1:
         return False
     value = kernel.stores[0].value if kernel.partials is None else kernel.partials.value
-    if any(store.value is not value and not isinstance(store.value, Stat) for store in kernel.stores):
+    if any(store.value is not value and not isinstance(store.value, ReductionResult) for store in kernel.stores):
         return False
     return value.dtype is DType.F32 and not Dataflow().needs(value) & {*kernel.rows[2:]}
 

@@ -96,7 +96,7 @@ def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[P
 
 def _reduces_along(kernel: Kernel) -> bool:
     """Whether a kernel reduces along the last axis."""
-    return bool(kernel.sweeps) and anchor_of(kernel).column > 1
+    return bool(kernel.reduction_loops) and anchor_of(kernel).column > 1
 
 
 def _has_whole_rows(kernel: Kernel, vector: int) -> bool:
@@ -148,7 +148,7 @@ def _rows(kernel: Kernel, program: Program) -> list[int]:
     Where two blocks share a multiprocessor, a thread has half of the registers for its sums.
     """
     every = ceil(dimensions(kernel)[1].size / ROWS)
-    if kernel.sweeps and not _reduces_along(kernel):
+    if kernel.reduction_loops and not _reduces_along(kernel):
         return [every]
     room = _MOST_SUMS // (ROWS * _sums_of_number(kernel, program) * pair_of(kernel))
     most = min(every, MOST_ROWS) if kernel.partials else every
@@ -160,7 +160,7 @@ def _turns(kernel: Kernel, rows: int) -> list[int]:
     """How many times a block may take as many channels as it works on at once, so that it fetches a tile once for all of these."""
     every = ceil(dimensions(kernel)[1].size / (ROWS * rows))
     most = MOST_ROWS // rows if kernel.partials else _MOST_TURNS
-    if kernel.sweeps and not _reduces_along(kernel):
+    if kernel.reduction_loops and not _reduces_along(kernel):
         return [1]
     return list(range(1, min(_MOST_TURNS, every, max(most, 1)) + 1))
 

@@ -122,7 +122,7 @@ def _candidate(
     if shared > facts.shared_bytes_per_block:
         return None
     channel_blocks = anchor.groups * ceil(outs / (ROWS * rows))
-    if kernel.sweeps and channel_blocks > 1:
+    if kernel.reduction_loops and channel_blocks > 1:
         return None  # a thread reduces what its block has
     resident = resident_blocks(facts, shared, _most_resident(on, rows, kept, anchor.precision))
     return ResidentSchedule(

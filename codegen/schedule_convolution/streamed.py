@@ -162,10 +162,10 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
     row_tiles = ceil(out_channels(kernel) / ROWS)
     groups = ceil(in_channels(kernel, program) / DEPTH)
     most = MOST_ROWS if anchor_of(kernel).warps == 1 or kernel.partials else _WIDEST
-    if kernel.sweeps:  # a thread reduces over what its warp has, which must be all channels
+    if kernel.reduction_loops:  # a thread reduces over what its warp has, which must be all channels
         most = row_tiles
     side = (1, 2, 4) if anchor_of(kernel).warps == 1 else (1, 2)  # a group of warps shares its channels
-    for high, parts in itertools.product((1,) if kernel.sweeps else side, (2, 1)):
+    for high, parts in itertools.product((1,) if kernel.reduction_loops else side, (2, 1)):
         shapes = (
             tiles_of(kernel, program, phases, border, tile, DEPTH)
             for tile in tile_shapes(axes, WARPS // high * parts * COLUMNS)
@@ -174,7 +174,7 @@ def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterato
             rows = min(ceil(row_tiles / high), _most_rows(kernel, on, parts), most)
             if on.warps > 1 and rows:
                 rows = ceil(row_tiles / (high * ceil(row_tiles / (high * rows))))  # as many for all blocks
-            if rows and rows * (high - 1) < row_tiles and (rows == row_tiles or not kernel.sweeps):
+            if rows and rows * (high - 1) < row_tiles and (rows == row_tiles or not kernel.reduction_loops):
                 yield from _arrangements(kernel, facts, on, groups, (rows, parts, high))
 
 

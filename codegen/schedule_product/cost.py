@@ -61,7 +61,7 @@ def seconds_of(
 
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:
     """Seconds for what a kernel does behind its sums."""
-    phases = [[value for each in sweep for value in each.values] for sweep in kernel.sweeps]
+    phases = [[value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops]
     phases += [[store.value for store in kernel.stores]] if kernel.stores else []
     phases += [[kernel.partials.value]] if kernel.partials else []
     each = sum(_PHASE + _instructions(phase) for phase in phases)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.source import Target
 
 _WORTH = 0.99  # times the rules' estimate: what is expected to be faster than that is worth a try
@@ -16,31 +16,31 @@ _LEAST_SHARE = 0.1  # of the bytes that the program's largest kernel moves: what
 # Seconds of memory traffic of a kernel from which a compiler run is worth it; on CUDA a launch is most of what takes less.
 _LEAST_SECONDS = {Target.CUDA: 20e-6, Target.CPU: 1e-3}
 
-_SHARED = (Arrangement(teams=False), Arrangement(pieces=0.5), Arrangement(pieces=2.0))
-_APART = Arrangement(over_rows=False)
+_SHARED = (ScheduleOverrides(teams=False), ScheduleOverrides(pieces=0.5), ScheduleOverrides(pieces=2.0))
+_APART = ScheduleOverrides(over_rows=False)
 
 
 @dataclass(frozen=True)
-class Contender:
+class ScheduleCandidate:
     """An arrangement that may be worth a try; `seconds` is what it takes by the cost model, less what the rules' one takes."""
 
-    arrangement: Arrangement
+    overrides: ScheduleOverrides
     seconds: float
 
 
-def contenders(program: Program, facts: DeviceFacts, effort: str) -> tuple[Contender, ...]:
+def schedule_candidates(program: Program, facts: DeviceFacts, effort: str) -> tuple[ScheduleCandidate, ...]:
     """Arrangements of `program`, which the rules laid out, the most promising ones first, behind those that the model says nothing of.
 
     `effort` is `Config.tune`: at ``"fast"`` the schedules of large kernels that the cost model expects to be faster than the rules'
     one; at ``"max"`` all schedules, and other ways to share or split rows.
     """
     found = sorted(_schedules(program, facts, effort), key=lambda each: each.seconds)
-    structures = [*_SHARED] if any(kernel.sweeps for kernel in program.kernels) else []
+    structures = [*_SHARED] if any(kernel.reduction_loops for kernel in program.kernels) else []
     structures += [_APART] if any(kernel.reduces_over_rows for kernel in program.kernels) else []
-    return (*(Contender(each, 0.0) for each in structures if effort == "max"), *found)
+    return (*(ScheduleCandidate(each, 0.0) for each in structures if effort == "max"), *found)
 
 
-def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Contender]:
+def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[ScheduleCandidate]:
     every = [_moved(program, kernel) for kernel in program.kernels]
     most = max(every, default=0)
     for number, (kernel, moved) in enumerate(zip(program.kernels, every, strict=True)):
@@ -51,7 +51,7 @@ def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Co
         first, *others = _estimates(kernel, program, facts)
         for rank, seconds in enumerate(others, 1):
             if effort == "max" or seconds < _WORTH * first:
-                yield Contender(Arrangement(number, rank), seconds - first)
+                yield ScheduleCandidate(ScheduleOverrides(number, rank), seconds - first)
 
 
 def _estimates(kernel: Kernel, program: Program, facts: DeviceFacts) -> list[float]:

@@ -29,7 +29,7 @@ from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_c
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.few_columns import MOST_COLUMNS
 from fusepass.codegen.passes.geometry import per_axis
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.search.rounding import rounds_to_tf32
 from fusepass.codegen.source import Target
 from fusepass.patterns.anchor_work import (
@@ -63,7 +63,7 @@ _MOST_TILED = 64  # input channels of halves as they are, of which a tile may be
 
 
 @dataclass(frozen=True)
-class Variant:
+class CandidateSpec:
     """What sets a candidate for a region apart from others.
 
     Attributes:
@@ -74,18 +74,18 @@ class Variant:
 
     anchor_format: AnchorFormat
     anchor: AnchorSource
-    arrangement: Arrangement = RULES
+    overrides: ScheduleOverrides = NO_OVERRIDES
 
     @property
     def name(self) -> str:
         """In words, for reports and records."""
         words = [f"{self.anchor.value} anchor"] if self.anchor is not AnchorSource.PREFERRED else []
         words += [self.anchor_format.value] if self.anchor_format is not AnchorFormat.CALLER else []
-        words += self.arrangement.words
+        words += self.overrides.words
         return ", ".join(words) or GENERATED
 
 
-def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Variant, ...]:
+def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[CandidateSpec, ...]:
     """The variants that are worth a try for a region, the one to choose without a measurement first.
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
@@ -99,29 +99,29 @@ def variants(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[Va
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
     every = (AnchorSource.PREFERRED, AnchorSource.LIBRARY, AnchorSource.GENERATED)
     anchors = every if anchored else every[:1]
-    ranked = [Variant(first, anchor) for anchor in anchors]
+    ranked = [CandidateSpec(first, anchor) for anchor in anchors]
     if effort == "fast":
-        ranked += [Variant(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
+        ranked += [CandidateSpec(other, AnchorSource.PREFERRED) for other in others if _is_unsure(graph, facts)]
     else:
-        ranked += [Variant(other, anchor) for other in others for anchor in anchors]
+        ranked += [CandidateSpec(other, anchor) for other in others for anchor in anchors]
     if anchored and first is not AnchorFormat.CALLER and _is_plain_product(graph):
-        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.GENERATED))
+        ranked.append(CandidateSpec(AnchorFormat.CALLER, AnchorSource.GENERATED))
     few = map(gives_few_results, graph.graph.find_nodes(op="call_function", target=_CONVOLUTION))
     if anchored and (any(few) or any(map(_has_few_columns, graph.graph.nodes))):
-        ranked.append(Variant(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
+        ranked.append(CandidateSpec(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
     if anchored and _is_depthwise_across(graph):
-        ranked.append(Variant(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED))
+        ranked.append(CandidateSpec(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED))
     if _suits_halves(graph, facts):
-        ranked += [Variant(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
+        ranked += [CandidateSpec(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
     return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
 
 
-def is_precise(variant: Variant, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
+def is_precise(spec: CandidateSpec, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     """Whether a variant but the first one has the precision of the region's own operators.
 
     Float32 convolutions on tensor cores round to TF32 channels last, wherever that is allowed; see `anchor_formats`.
     """
-    if facts.target is not Target.CUDA or variant.anchor_format is not AnchorFormat.CHANNELS_LAST:
+    if facts.target is not Target.CUDA or spec.anchor_format is not AnchorFormat.CHANNELS_LAST:
         return True
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     rounded = nodes and nodes[0].args[0].meta["val"].dtype is torch.float32 and tf32_convolutions()

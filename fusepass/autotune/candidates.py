@@ -23,8 +23,8 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.search.schedules import contenders
-from fusepass.codegen.search.space import Variant, is_precise, library_rounds, variants
+from fusepass.codegen.search.schedules import schedule_candidates
+from fusepass.codegen.search.space import CandidateSpec, is_precise, library_rounds, search_space
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
@@ -56,7 +56,7 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         work.reason = f"{foreign[0]} is not on {work.device}"
         return
     try:
-        _generate_variants(work, forms, begin)
+        _generate_space(work, forms, begin)
     except (Unsupported, TooManyBuilds) as refused:
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
@@ -70,27 +70,27 @@ def told(bug: Exception) -> str:
     return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
-def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
+def _generate_space(work: Work, forms: Forms, begin: Begin) -> None:
     """The candidates: the first one, and those that are to be compared with it or that were found to be better.
 
     Sizes that come later have the variant that was chosen for the first ones as their only candidate.
     """
     facts = device_facts(work.device)
     earlier = _earlier(work, facts, forms)
-    first, *others = [earlier] if earlier else variants(work.graph, facts, current().tune)
+    first, *others = [earlier] if earlier else search_space(work.graph, facts, current().tune)
     work.candidate = _first_candidate(work, first, facts, forms)
     work.candidates.append(work.candidate)
     if work.candidate.generated.general is not None:
         others = []
-    work.offered = (work.candidate.name, *(variant.name for variant in others))
+    work.offered = (work.candidate.name, *(spec.name for spec in others))
     reuse(work, forms)
     if work.choice is not None:
         return
     record = recall(work)
     if record is not None:  # maybe of one who tried more
-        every = [variant for variant in variants(work.graph, facts, "max")[1:] if variant.name != work.candidate.name]
-        every += _arranged(work, named(record))
-        _generate_others(work, [variant for variant in every if variant.name in named(record)], facts)
+        every = [spec for spec in search_space(work.graph, facts, "max")[1:] if spec.name != work.candidate.name]
+        every += _other_schedules(work, named(record))
+        _generate_others(work, [spec for spec in every if spec.name in named(record)], facts)
     if record is None or not adopt(work, record):
         _generate_others(work, others, facts, begin)
         if current().tune == "fast":
@@ -101,14 +101,14 @@ def _generate_variants(work: Work, forms: Forms, begin: Begin) -> None:
         work.choice = Choice(EAGER, reason="a copy in the order of memory, which PyTorch makes at the memory's rate")
 
 
-def _arranged(work: Work, names: Sequence[str]) -> list[Variant]:
+def _other_schedules(work: Work, names: Sequence[str]) -> list[CandidateSpec]:
     """The variants of the first candidate's that differ in schedules alone, if any of `names` may be one of them."""
     assert work.candidate is not None
     first, facts = work.candidate, work.candidate.generated.facts
-    if {*names} <= {variant.name for variant in variants(work.graph, facts, "max")}:
+    if {*names} <= {spec.name for spec in search_space(work.graph, facts, "max")}:
         return []
-    offered = contenders(first.generated.program, facts, "max")
-    return [replace(first.variant, arrangement=each.arrangement) for each in offered]
+    offered = schedule_candidates(first.generated.program, facts, "max")
+    return [replace(first.spec, overrides=each.overrides) for each in offered]
 
 
 def _is_anchor_alone(work: Work) -> bool:
@@ -126,17 +126,17 @@ def _copies_in_order(program: Program) -> bool:
     return isinstance(store.value, Load) and store.value.index == store.index
 
 
-def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> Variant | None:
+def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> CandidateSpec | None:
     """The variant that was chosen for other sizes, if it is as precise for these."""
     name = chosen_earlier(work, forms)
     if name is None:
         return None
-    first, *others = variants(work.graph, facts, "max")
-    found = next((variant for variant in others if variant.name == name), first)
+    first, *others = search_space(work.graph, facts, "max")
+    found = next((spec for spec in others if spec.name == name), first)
     return found if found == first or is_precise(found, work.graph, facts) else first
 
 
-def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Forms) -> Candidate:
+def _first_candidate(work: Work, spec: CandidateSpec, facts: DeviceFacts, forms: Forms) -> Candidate:
     """The candidate to choose without a measurement; where it would be one library too many, the library computes the anchor. Where sizes
     change, rows are not reduced over by what goes along them.
 
@@ -144,18 +144,18 @@ def _first_candidate(work: Work, variant: Variant, facts: DeviceFacts, forms: Fo
         TooManyBuilds: that would be one too many, too.
     """
     try:
-        return candidate_of(work, variant, facts, forms.shared)
+        return candidate_of(work, spec, facts, forms.shared)
     except OfOneSize:
-        apart = replace(variant, arrangement=replace(variant.arrangement, over_rows=False))
+        apart = replace(spec, overrides=replace(spec.overrides, over_rows=False))
         return _first_candidate(work, apart, facts, forms)
     except TooManyBuilds:
         if work.region.anchor is None:
             raise
-        return candidate_of(work, replace(variant, anchor=AnchorSource.LIBRARY), facts, forms.shared)
+        return candidate_of(work, replace(spec, anchor=AnchorSource.LIBRARY), facts, forms.shared)
 
 
 def _generate_others(
-    work: Work, others: Sequence[Variant], facts: DeviceFacts, begin: Begin = lambda source: None
+    work: Work, others: Sequence[CandidateSpec], facts: DeviceFacts, begin: Begin = lambda source: None
 ) -> None:
     """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted.
 
@@ -163,21 +163,21 @@ def _generate_others(
     """
     first = work.candidates[0]
     own = AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
-    found: dict[Variant, Candidate] = {}
-    for variant in sorted(others, key=lambda variant: variant.anchor not in _SLOW_TO_BUILD):
-        if variant == replace(first.variant, anchor=own) or not is_precise(variant, work.graph, facts):
+    found: dict[CandidateSpec, Candidate] = {}
+    for spec in sorted(others, key=lambda spec: spec.anchor not in _SLOW_TO_BUILD):
+        if spec == replace(first.spec, anchor=own) or not is_precise(spec, work.graph, facts):
             continue
         try:
-            found[variant] = made = candidate_of(work, variant, facts)
+            found[spec] = made = candidate_of(work, spec, facts)
             sources = made.sources
         except Exception as bug:
-            found.pop(variant, None)
-            work.lost[variant.name] = told(bug)
+            found.pop(spec, None)
+            work.lost[spec.name] = told(bug)
             continue
-        if variant.anchor in _SLOW_TO_BUILD and sources != first.sources:
+        if spec.anchor in _SLOW_TO_BUILD and sources != first.sources:
             for source in sources:
                 begin(source)
-    for made in (found[variant] for variant in others if variant in found):
+    for made in (found[spec] for spec in others if spec in found):
         if not any(made.sources == known.sources for known in work.candidates):
             work.candidates.append(made)
 
@@ -201,7 +201,7 @@ def _leave_out_slower(work: Work) -> None:
     work.candidates = [first] + [
         each
         for each in others
-        if each.variant.anchor is not AnchorSource.GENERATED
+        if each.spec.anchor is not AnchorSource.GENERATED
         or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
         or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
     ]
@@ -222,11 +222,11 @@ def _reduce(kernels: Sequence[Kernel]) -> bool:
 
 def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
     """The kernels of `candidate` with its anchor, if that is computed by `anchor`."""
-    kernels = candidate.generated.program.kernels if candidate.variant.anchor is anchor else ()
+    kernels = candidate.generated.program.kernels if candidate.spec.anchor is anchor else ()
     return [kernel for kernel in kernels if kernel.anchor is not None]
 
 
-def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
+def candidate_of(work: Work, spec: CandidateSpec, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
     """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
@@ -237,13 +237,13 @@ def candidate_of(work: Work, variant: Variant, facts: DeviceFacts, share: Share 
         work.region.name,
         labels,
         values,
-        variant.anchor_format,
+        spec.anchor_format,
         tf32=tf32,
         wide=facts.target is Target.CPU,
         updates=updates,
     )
     converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
-    return Candidate(variant, share(generate(program, builder, facts, variant.anchor, variant.arrangement)), converted)
+    return Candidate(spec, share(generate(program, builder, facts, spec.anchor, spec.overrides)), converted)
 
 
 def build_candidates(works: Sequence[Work]) -> None:

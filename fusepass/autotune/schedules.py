@@ -8,13 +8,13 @@ from dataclasses import replace
 from fusepass.autotune.candidates import Begin, candidate_of, told
 from fusepass.autotune.tune import times_are_taken
 from fusepass.autotune.work import Candidate, Work
-from fusepass.codegen.search.schedules import Contender, contenders
+from fusepass.codegen.search.schedules import ScheduleCandidate, schedule_candidates
 from fusepass.config import current
 
 _MOST = {"fast": 2, "max": 12}  # of a region, by `Config.tune`
 
 
-def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> None:
+def add_schedule_candidates(works: Sequence[Work], begin: Begin = lambda source: None) -> None:
     """Add candidates to those of `works` whose choice is open.
 
     At ``tune="fast"`` they are as many in all as there are compilers that have nothing else to do; where the model expects
@@ -24,7 +24,7 @@ def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> N
     if effort == "off":
         return
     ready = [work for work in works if work.choice is None and work.reason is None and work.candidates]
-    found = [(each, work) for work in ready if times_are_taken(work) for each in _contenders(work, effort)]
+    found = [(each, work) for work in ready if times_are_taken(work) for each in _schedule_candidates(work, effort)]
     if effort == "fast":
         found.sort(key=lambda pair: pair[0].seconds)
         needed = sum(len(candidate.sources) for work in ready for candidate in work.candidates)
@@ -36,7 +36,7 @@ def add_arranged(works: Sequence[Work], begin: Begin = lambda source: None) -> N
         _add(work, each)
 
 
-def _contenders(work: Work, effort: str) -> Sequence[Contender]:
+def _schedule_candidates(work: Work, effort: str) -> Sequence[ScheduleCandidate]:
     """The most promising ones of a region.
 
     What is laid out for other sizes has none; at ``tune="fast"`` neither has a region whose anchor is tried in several ways, as
@@ -45,15 +45,15 @@ def _contenders(work: Work, effort: str) -> Sequence[Contender]:
     first = work.candidates[0].generated
     if first.general is not None or (effort == "fast" and len(work.candidates) > 1):
         return ()
-    return contenders(first.program, first.facts, effort)[: _MOST[effort]]
+    return schedule_candidates(first.program, first.facts, effort)[: _MOST[effort]]
 
 
-def _add(work: Work, contender: Contender) -> None:
+def _add(work: Work, schedule_candidates: ScheduleCandidate) -> None:
     try:
-        made = arranged(work, contender)
+        made = with_overrides(work, schedule_candidates)
         new = all(_texts(made) != _texts(known) for known in work.candidates)
     except Exception as bug:
-        work.lost[replace(work.candidates[0].variant, arrangement=contender.arrangement).name] = told(bug)
+        work.lost[replace(work.candidates[0].spec, overrides=schedule_candidates.overrides).name] = told(bug)
         return
     if new:
         work.candidates.append(made)
@@ -63,10 +63,10 @@ def _texts(candidate: Candidate) -> list[str]:
     return [source.text for source in candidate.sources]
 
 
-def arranged(work: Work, contender: Contender) -> Candidate:
+def with_overrides(work: Work, schedule_candidates: ScheduleCandidate) -> Candidate:
     """The first candidate of `work` with another arrangement; where that changes no program, without the passes."""
-    first, arrangement = work.candidates[0], contender.arrangement
-    variant = replace(first.variant, arrangement=arrangement)
-    if arrangement.rank:
-        return replace(first, variant=variant, generated=replace(first.generated, arrangement=arrangement))
-    return candidate_of(work, variant, first.generated.facts)
+    first, overrides = work.candidates[0], schedule_candidates.overrides
+    spec = replace(first.spec, overrides=overrides)
+    if overrides.rank:
+        return replace(first, spec=spec, generated=replace(first.generated, overrides=overrides))
+    return candidate_of(work, spec, first.generated.facts)

@@ -17,7 +17,7 @@ from fusepass.autotune.work import Candidate, Work
 from fusepass.codegen import choices
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import cache_key
-from fusepass.codegen.schedule.overrides import RULES
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.numerics.agreement import Verdict
@@ -108,7 +108,7 @@ def reuse(work: Work, forms: Forms) -> None:
 
 def chosen_earlier(work: Work, forms: Forms) -> str | None:
     """The name of the variant that was chosen for the same region at other sizes."""
-    return forms.variants.get(_kind_of_region(work))
+    return forms.chosen.get(_kind_of_region(work))
 
 
 def remember(work: Work, forms: Forms) -> None:
@@ -118,7 +118,7 @@ def remember(work: Work, forms: Forms) -> None:
     """
     if work.candidate is None or work.reason is not None:
         return
-    forms.variants[_kind_of_region(work)] = work.candidate.name
+    forms.chosen[_kind_of_region(work)] = work.candidate.name
     decided = work.choice is not None and work.choice.reason in (None, _untimed())
     if decided and work.candidate.generated.general is not None:
         forms.choices[_kind_of_library(work)] = work.choice
@@ -224,7 +224,7 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             choice = Choice(next(iter(kept)), reason=untimed)
         else:
             like = [node.meta["val"] for node in work.arguments]
-            rivals = [each.name for each in work.candidates if each.variant.arrangement != RULES]
+            rivals = [each.name for each in work.candidates if each.spec.overrides != NO_OVERRIDES]
             choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], rivals)
     return replace(choice, check=check, dropped=dropped)
 

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fusepass.codegen.generate import Generated
-from fusepass.codegen.search.space import Variant
+from fusepass.codegen.search.space import CandidateSpec
 from fusepass.codegen.source import Source
 from fusepass.patterns.partition import Region
 from fusepass.report.choice import Choice
@@ -31,7 +31,7 @@ class Candidate:
         converters: the libraries of the conversions.
     """
 
-    variant: Variant
+    spec: CandidateSpec
     generated: Generated
     conversions: dict[str, Generated]
     library: Path | None = None
@@ -40,7 +40,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """What reports call it."""
-        return self.variant.name
+        return self.spec.name
 
     @property
     def sources(self) -> list[Source]:

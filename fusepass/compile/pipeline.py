@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
-from fusepass.autotune.schedules import add_arranged
+from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
 from fusepass.autotune.work import Work
 from fusepass.codegen import build
@@ -241,7 +241,7 @@ def generated(
     first = [work for work in works if work.like is None]
     for work in first:
         generate_candidates(work, forms, begin)
-    add_arranged(first, begin)
+    add_schedule_candidates(first, begin)
     return works, layouts
 
 

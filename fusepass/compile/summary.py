@@ -72,7 +72,7 @@ def _is_getitem(node: fx.Node) -> bool:
 def _region_report(work: Work) -> RegionReport:
     region, candidate, generated = work.region, work.candidate, work.generated
     anchor = None if region.anchor is None else f"{_implementation(generated)}: {_packet(region.anchor)}"
-    anchor_format = AnchorFormat.CALLER if candidate is None else candidate.variant.anchor_format
+    anchor_format = AnchorFormat.CALLER if candidate is None else candidate.spec.anchor_format
     if anchor is not None and anchor_format is not AnchorFormat.CALLER:
         anchor += f", {anchor_format.value}"
     inputs = ", ".join(_type(node) for node in work.arguments)

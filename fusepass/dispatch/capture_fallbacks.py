@@ -23,7 +23,7 @@ _IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused 
 _MOST_IDLE = 64  # kinds of tensors
 
 
-class Detours:
+class CaptureFallbacks:
     """The routes of one model, by the kind of call. The caller holds the lock, but for `run`.
 
     Args:

@@ -21,8 +21,8 @@ from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, var
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.rule import Rule
+from fusepass.patterns.rules.broadcast import Parted
 from fusepass.patterns.rules.builder import Builder, shape_of
-from fusepass.patterns.rules.parted import Parted
 from fusepass.patterns.rules.reduction import times
 
 aten = torch.ops.aten

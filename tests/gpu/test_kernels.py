@@ -18,7 +18,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule_convolution import pieces_on, serves
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
@@ -132,7 +132,7 @@ def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
     ranked = ranking(program.kernels[0], program, facts)
     ranks = [rank for rank, each in enumerate(ranked) if each.plan.covered]
     assert ranks
-    sources = [render(program, facts, arrangement=Arrangement(0, rank)) for rank in ranks]
+    sources = [render(program, facts, overrides=ScheduleOverrides(0, rank)) for rank in ranks]
     inputs = inputs_of(program)
     for source, path in zip(sources, build_all(sources), strict=True):
         found = _run(program, _opened(program, source, path), inputs, 0)

@@ -13,7 +13,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.errors import BuildError
 from fusepass.numerics.check import check
 from tests.support.regions import region
@@ -71,7 +71,7 @@ def test_each_way(name: str) -> None:
     program = made.passed(pass_options(facts))
     last = len(program.kernels) - 1
     ways = ranking(program.kernels[last], program, facts)
-    sources = [render(program, facts, arrangement=Arrangement(last, rank)) for rank in range(len(ways))]
+    sources = [render(program, facts, overrides=ScheduleOverrides(last, rank)) for rank in range(len(ways))]
     exact = made.exact()
     for way, source, library in zip(ways, sources, build_all(sources), strict=True):
         assert not isinstance(library, BuildError), library

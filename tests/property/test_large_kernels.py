@@ -21,7 +21,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.source import Source
 from tests.support.emulate import check_syntax, needs_compiler
 from tests.support.regions import region
@@ -127,8 +127,8 @@ def _source(case: Case, program: Program) -> Source:
     """The rules' schedules, or of the first kernel that has another one this one, which expects aligned inputs."""
     for number, kernel in enumerate(program.kernels if case.rank else ()):
         if kernel.anchor is None and len(ranking(kernel, program, case.facts)) > case.rank:
-            return render(program, case.facts, arrangement=Arrangement(number, case.rank))
-    return render(program, case.facts, aligned=case.aligned, arrangement=RULES)
+            return render(program, case.facts, overrides=ScheduleOverrides(number, case.rank))
+    return render(program, case.facts, aligned=case.aligned, overrides=NO_OVERRIDES)
 
 
 @needs_compiler

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import TILES
@@ -110,5 +110,5 @@ def test_any_rows_that_aligned_vectors_cover(
     assume(ranks)
     values = inputs_of(program)
     for rank in ranks:
-        got = emulate(program, render(program, SMALL, arrangement=Arrangement(0, rank)), values)
+        got = emulate(program, render(program, SMALL, overrides=ScheduleOverrides(0, rank)), values)
         assert_close(program, got, interpret(program, values))

@@ -20,7 +20,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import Region, region, tensor_of
 
@@ -146,7 +146,7 @@ def _made(case: Case) -> tuple[Region, Program]:
     def seconds(program: Program, kernel: Kernel) -> float:
         windows = any(isinstance(node, Window) for node in kernel.nodes)
         temporaries = sum(program.buffer(name).role is Role.TEMP for name in kernel.reads)
-        return windows * (9 if kernel.sweeps else 1) + (2 * temporaries if case.twice else 0)
+        return windows * (9 if kernel.reduction_loops else 1) + (2 * temporaries if case.twice else 0)
 
     channels, random = case.source[1], torch.Generator().manual_seed(case.seed)
     sizes = case.source, (channels, 1, *case.kernel), (channels,), (channels,)
@@ -158,12 +158,12 @@ def _made(case: Case) -> tuple[Region, Program]:
     return made, made.passed(options if case.keeps else replace(options, longest_cached_row=1))
 
 
-def _arrangement(case: Case, program: Program) -> Arrangement:
+def _arrangement(case: Case, program: Program) -> ScheduleOverrides:
     """Of the first kernel that has so many schedules another one; what expects nothing of inputs has those of the rules."""
     for number, kernel in enumerate(program.kernels if case.rank and case.aligned else ()):
         if kernel.anchor is None and len(ranking(kernel, program, SMALL)) > case.rank:
-            return Arrangement(number, case.rank)
-    return RULES
+            return ScheduleOverrides(number, case.rank)
+    return NO_OVERRIDES
 
 
 @needs_compiler
@@ -173,7 +173,7 @@ def _arrangement(case: Case, program: Program) -> Arrangement:
 def test_values(case: Case) -> None:
     made, program = _made(case)
     assert not program.calls
-    source = render(program, SMALL, aligned=case.aligned, arrangement=_arrangement(case, program))
+    source = render(program, SMALL, aligned=case.aligned, overrides=_arrangement(case, program))
     results = emulate(program, source, made.memory(program), shift=0 if case.aligned else 1)
     for output, eager, exact in zip(program.outputs, made.eager(), made.exact(), strict=True):
         found, exact = tensor_of(results[output], program.buffer(output)).double(), exact.double()

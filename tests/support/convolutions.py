@@ -138,23 +138,29 @@ def reduced(case: Case, over: Over) -> Program:
     )
     x = b.apply(Op.ADD, _load(b, case, "conv_out", per_element), _load(b, case, "bias", axis_index(axes[1])))
     x = b.apply(Op.MUL, x, b.const(1 / 64, F32))  # exponentials of large numbers would magnify rounding
-    top, total, mean = b.stat("top", 0, F32), b.stat("total", 0, F32), b.stat("moments", 0, F32)
+    top, total, mean = (
+        b.reduction_result("top", 0, F32),
+        b.reduction_result("total", 0, F32),
+        b.reduction_result("moments", 0, F32),
+    )
     shifted = b.apply(Op.EXP, b.apply(Op.SUB, x, top))
     softmax = ((Reduction("top", ReduceOp.MAX, (x,), F32),), (Reduction("total", ReduceOp.SUM, (shifted,), F32),))
-    sweeps, stored, dtype, whole = softmax, b.apply(Op.DIV, shifted, total), F32, True
+    reduction_loops, stored, dtype, whole = softmax, b.apply(Op.DIV, shifted, total), F32, True
     if over is Over.LOGSUMEXP:
         stored, whole = b.apply(Op.ADD, b.apply(Op.LOG, total), top), False
     elif over is Over.NORMALISED:
-        sweeps = ((Reduction("moments", ReduceOp.MOMENTS, (x,), F32),),)
-        variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(case.out_channels, F32))
+        reduction_loops = ((Reduction("moments", ReduceOp.MOMENTS, (x,), F32),),)
+        variance = b.apply(Op.DIV, b.reduction_result("moments", 1, F32), b.const(case.out_channels, F32))
         scale = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
         stored = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), scale)
     elif over is Over.ARGMAX:
         place = b.position(axis_index(axes[1]))
-        sweeps = ((Reduction("first", ReduceOp.ARGMAX, (x, place), F32),),)
-        stored, dtype, whole = b.stat("first", 1, DType.I64), DType.I64, False
+        reduction_loops = ((Reduction("first", ReduceOp.ARGMAX, (x, place), F32),),)
+        stored, dtype, whole = b.reduction_result("first", 1, DType.I64), DType.I64, False
     store = Store("y", per_element if whole else per_row, stored)
-    kernel = Kernel(over.value, rows, cols, sweeps, () if whole else (store,), (store,) if whole else (), (over.value,))
+    kernel = Kernel(
+        over.value, rows, cols, reduction_loops, () if whole else (store,), (store,) if whole else (), (over.value,)
+    )
     sizes = shape if whole else (shape[0], *shape[2:])
     result = Buffer("y", dtype, sizes, contiguous_strides(sizes), Role.OUTPUT)
     return replace(program, buffers=(*program.buffers[:-1], result), kernels=(kernel,))
@@ -193,14 +199,16 @@ def pooled(case: Case, across: Across, b: Builder) -> Program:
         kinds = {"total": ("total", 0), "top": ("top", 0), "bottom": ("bottom", 0), "mean": ("moments", 0)}
         kinds["squares"] = ("moments", 1)
     elif across is not Across.ALL:
-        variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(prod(axis.size for axis in cols), F32))
+        variance = b.apply(
+            Op.DIV, b.reduction_result("moments", 1, F32), b.const(prod(axis.size for axis in cols), F32)
+        )
         scale = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
-        result = b.apply(Op.MUL, b.apply(Op.SUB, x, b.stat("moments", 0, F32)), scale)
+        result = b.apply(Op.MUL, b.apply(Op.SUB, x, b.reduction_result("moments", 0, F32)), scale)
         stores, kinds = (Store("y", per_element, result),), {"mean": ("moments", 0)}
     sizes = tuple(axis.size for axis in rows)
     strides = contiguous_strides(sizes)
     per_row = linear([axis_index(axis) for axis in rows], strides)
-    row_stores = tuple(Store(name, per_row, b.stat(*which, F32)) for name, which in kinds.items())
+    row_stores = tuple(Store(name, per_row, b.reduction_result(*which, F32)) for name, which in kinds.items())
     results = [Buffer(name, F32, sizes, strides, Role.OUTPUT) for name in kinds]
     if stores:
         results.append(program.buffers[-1])

@@ -30,7 +30,7 @@ from fusepass.codegen.ir.expr import (
     Position,
     Prefix,
     ReduceOp,
-    Stat,
+    ReductionResult,
     Window,
 )
 from fusepass.codegen.ir.index import Axis, Bound, FloorDiv, Index
@@ -147,8 +147,8 @@ class _Run:
             result = self._product(anchor) if isinstance(anchor, Product) else self._convolution(anchor)
             self.stats[anchor.name, 0] = result
         # Where there are no columns to visit, reductions still have results.
-        for sweep in self.kernel.sweeps:
-            for reduction in sweep:
+        for reduction_loop in self.kernel.reduction_loops:
+            for reduction in reduction_loop:
                 rows = tuple(axis.size for axis in self.kernel.rows)
                 values = [
                     np.broadcast_to(_Evaluation(self, self.axes)(value), self.shape).reshape(
@@ -172,8 +172,10 @@ class _Run:
             self._store(store, self.shape[: len(self.kernel.rows)] + (1,) * len(self.kernel.cols))
         for store in self.kernel.stores:
             self._store(store, self.shape)
-        if self.kernel.alarm is not None and np.any(_Evaluation(self, self.axes)(self.kernel.alarm.condition)):
-            self.memory[self.kernel.alarm.buffer][0] = 1
+        if self.kernel.overflow_flag is not None and np.any(
+            _Evaluation(self, self.axes)(self.kernel.overflow_flag.condition)
+        ):
+            self.memory[self.kernel.overflow_flag.buffer][0] = 1
 
     def _leave_of_rows(self, partials: Partials) -> None:
         """The same of a kernel with sweeps, whose last rows are positions."""
@@ -194,7 +196,7 @@ class _Run:
 
     def _leave(self, partials: Partials) -> None:
         """Partial results of some pieces of about equal size."""
-        if self.kernel.sweeps:
+        if self.kernel.reduction_loops:
             self._leave_of_rows(partials)
             return
         evaluate = _Evaluation(self, self.axes)
@@ -276,7 +278,7 @@ class _Run:
             by = by.reshape(samples, channels, *(1,) * len(image))
             halves = (source * np.where(np.isfinite(by), by, np.float32(0))).astype(np.float16)
         if np.isinf(halves).any() or (~np.isfinite(by) & (source != 0)).any():
-            self.memory[filling.alarm][0] = 1
+            self.memory[filling.overflow_flag][0] = 1
         border = [(before, whole - size - before) for size, before, whole in filling.image]
         padded = np.pad(halves, [(0, 0), (0, 0), *border]).reshape(samples, channels // PLACE, PLACE, -1)
         packed = np.moveaxis(padded, 2, -1).ravel()
@@ -361,7 +363,7 @@ class _Evaluation:
                 return self._gather(node)
             case Position(index, _):
                 return self.index(index)
-            case Stat(reduction, part, _):
+            case ReductionResult(reduction, part, _):
                 return self.run.stats[reduction, part]
             case Prefix(reduction, part, _):
                 return self.run.running[reduction, part]

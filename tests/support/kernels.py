@@ -245,11 +245,15 @@ def reduced_pool(
     where = linear([axis_index(axis) for axis in rows], strides)
     pool = Kernel("pool", rows, (), (), (), (Store("y", where, b.cast(pooled, dtype)),), ("max_pool2d",))
     value = b.cast(b.load("y", where, dtype), F32)
-    sweep = Reduction("total", ReduceOp.SUM, (value,), F32), Reduction("r", ReduceOp.MOMENTS, (value,), F32)
-    found = {"sum": b.stat("total", 0, F32), "mean": b.stat("r", 0, F32), "m2": b.stat("r", 1, F32)}
+    reduction_loop = Reduction("total", ReduceOp.SUM, (value,), F32), Reduction("r", ReduceOp.MOMENTS, (value,), F32)
+    found = {
+        "sum": b.reduction_result("total", 0, F32),
+        "mean": b.reduction_result("r", 0, F32),
+        "m2": b.reduction_result("r", 1, F32),
+    }
     each = at((sample, c), (channel, 1))
     stores = tuple(Store(name, each, stat) for name, stat in found.items())
-    reduced = Kernel("moments", rows[:2], rows[2:], (sweep,), stores, (), ("sum", "var_mean"))
+    reduced = Kernel("moments", rows[:2], rows[2:], (reduction_loop,), stores, (), ("sum", "var_mean"))
     y = buffer("y", Role.OUTPUT if stored else Role.TEMP, [n, c, *size], dtype)
     made = program(
         "pool", [given("x", [n, c, *size], dtype), y, *(result(name, [n, c]) for name in found)], pool, reduced
@@ -293,7 +297,7 @@ def layer_norm(rows: int, cols: int, dtype: DType = F32, *, with_gelu: bool = Fa
     index = at((r, cols), (c, 1))
     x = b.cast(b.load("x", index, dtype), F32)
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
-    mean, m2 = b.stat("moments", 0, F32), b.stat("moments", 1, F32)
+    mean, m2 = b.reduction_result("moments", 0, F32), b.reduction_result("moments", 1, F32)
     variance = b.apply(Op.DIV, m2, b.const(max(cols, 1), F32))
     rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
     value = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
@@ -325,7 +329,7 @@ def summed_columns(rows: int, cols: int, dtype: DType = F32) -> Program:
     b, r, c = Builder(), Axis("r", rows), Axis("c", cols)
     value = b.apply(Op.MUL, b.cast(b.load("x", at((r, cols), (c, 1)), dtype), F32), b.const(2.0, F32))
     total = Reduction("total", ReduceOp.SUM, (value,), F32)
-    sums = Store("sums", axis_index(c), b.stat("total", 0, F32))
+    sums = Store("sums", axis_index(c), b.reduction_result("total", 0, F32))
     twice = Store("y", at((r, cols), (c, 1)), b.cast(value, dtype))
     kernel = Kernel("summed_columns", (c,), (r,), ((total,),), (sums,), (twice,), ("mul", "sum"))
     buffers = [given("x", [rows, cols], dtype), result("y", [rows, cols], dtype), result("sums", [cols])]
@@ -339,10 +343,17 @@ def norm_and_columns(samples: int, rows: int, cols: int, pieces: int, dtype: DTy
     row, x = at((n, rows), (r, 1)), b.load("x", at((n, rows * cols), (r, cols), (c, 1)), dtype)
     value = b.apply(Op.SUB, b.cast(x, F32), b.load("mean", row, F32))
     value = b.apply(Op.MUL, value, b.load("rstd", row, F32))
-    sweep = Reduction("total", ReduceOp.SUM, (value,), F32), Reduction("columns", ReduceOp.MOMENTS, (value,), F32)
-    found = {"sums": b.stat("total", 0, F32), "means": b.stat("columns", 0, F32), "m2": b.stat("columns", 1, F32)}
+    reduction_loop = (
+        Reduction("total", ReduceOp.SUM, (value,), F32),
+        Reduction("columns", ReduceOp.MOMENTS, (value,), F32),
+    )
+    found = {
+        "sums": b.reduction_result("total", 0, F32),
+        "means": b.reduction_result("columns", 0, F32),
+        "m2": b.reduction_result("columns", 1, F32),
+    }
     stores = tuple(Store(name, at((n, cols), (c, 1)), stat) for name, stat in found.items())
-    reduced = Kernel("columns", (n, c), (r,), (sweep,), stores, (), ("sum", "var_mean"))
+    reduced = Kernel("columns", (n, c), (r,), (reduction_loop,), stores, (), ("sum", "var_mean"))
     buffers = [*made.buffers, *(result(name, [samples, cols]) for name in found)]
     both = program("norm_and_columns", buffers, *made.kernels, reduced)
     moved = reduce_over_rows(both, b, lambda program, kernel: pieces)
@@ -352,8 +363,8 @@ def norm_and_columns(samples: int, rows: int, cols: int, pieces: int, dtype: DTy
 
 def _softmax(b: Builder, name: str, load: Expr) -> tuple[Reduction, Expr]:
     reduction = Reduction(name, ReduceOp.SOFTMAX, (load,), F32)
-    power = b.apply(Op.EXP, b.apply(Op.SUB, load, b.stat(name, 0, F32)))
-    return reduction, b.apply(Op.DIV, power, b.stat(name, 1, F32))
+    power = b.apply(Op.EXP, b.apply(Op.SUB, load, b.reduction_result(name, 0, F32)))
+    return reduction, b.apply(Op.DIV, power, b.reduction_result(name, 1, F32))
 
 
 def softmax_rows(rows: int, cols: int) -> Program:
@@ -410,7 +421,7 @@ def width_norm_channels_last(n: int, c: int, w: int, dtype: DType = F32) -> Prog
     ncw = at((image, c * w), (channel, w), (place, 1))
     x = b.cast(b.load("x", nwc, dtype), dtype.compute)
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), dtype.compute)
-    mean, m2 = b.stat("moments", 0, dtype.compute), b.stat("moments", 1, dtype.compute)
+    mean, m2 = b.reduction_result("moments", 0, dtype.compute), b.reduction_result("moments", 1, dtype.compute)
     variance = b.apply(Op.DIV, m2, b.const(w, dtype.compute))
     rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, dtype.compute)))
     value = b.apply(Op.MUL, b.apply(Op.SUB, x, mean), rstd)
@@ -427,9 +438,9 @@ def batch_norm_stats(n: int, c: int, hw: int) -> Program:
     image, place, channel = Axis("n", n), Axis("hw", hw), Axis("c", c)
     load = b.load("x", at((image, c * hw), (channel, hw), (place, 1)), F32)
     moments = Reduction("moments", ReduceOp.MOMENTS, (load,), F32)
-    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n * hw, F32))
+    variance = b.apply(Op.DIV, b.reduction_result("moments", 1, F32), b.const(n * hw, F32))
     stores = (
-        Store("mean", axis_index(channel), b.stat("moments", 0, F32)),
+        Store("mean", axis_index(channel), b.reduction_result("moments", 0, F32)),
         Store("var", axis_index(channel), variance),
     )
     kernel = Kernel("bn_stats", (channel,), (image, place), ((moments,),), stores, (), ("native_batch_norm",))
@@ -444,10 +455,10 @@ def batch_norm_2d(n: int, c: int, hw: int) -> Program:
     index = at((image, c * hw), (channel, hw), (place, 1))
     x = b.load("x", index, F32)
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
-    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n * hw, F32))
+    variance = b.apply(Op.DIV, b.reduction_result("moments", 1, F32), b.const(n * hw, F32))
     rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
     here = axis_index(channel)
-    stores = (Store("mean", here, b.stat("moments", 0, F32)), Store("rstd", here, rstd))
+    stores = (Store("mean", here, b.reduction_result("moments", 0, F32)), Store("rstd", here, rstd))
     stats = Kernel("bn_stats", (channel,), (image, place), ((moments,),), stores, (), ("native_batch_norm",))
     centred = b.apply(Op.SUB, x, b.load("mean", here, F32))
     value = b.apply(Op.MUL, centred, b.load("rstd", here, F32))
@@ -468,7 +479,7 @@ def channel_differences(n: int, c: int, hw: int, dtype: DType = F32) -> Program:
     index = at((image, c * hw), (channel, hw), (place, 1))
     x = b.cast(b.load("x", index, dtype), F32)
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
-    mean, m2 = b.stat("moments", 0, F32), b.stat("moments", 1, F32)
+    mean, m2 = b.reduction_result("moments", 0, F32), b.reduction_result("moments", 1, F32)
     variance = b.apply(Op.DIV, m2, b.const(max(n * hw, 1), F32))
     kernel = Kernel(
         "differences",
@@ -489,16 +500,16 @@ def batch_norm_1d(n: int, c: int) -> Program:
     index = at((image, c), (channel, 1))
     x = b.load("x", index, F32)
     moments = Reduction("moments", ReduceOp.MOMENTS, (x,), F32)
-    variance = b.apply(Op.DIV, b.stat("moments", 1, F32), b.const(n, F32))
+    variance = b.apply(Op.DIV, b.reduction_result("moments", 1, F32), b.const(n, F32))
     rstd = b.apply(Op.RSQRT, b.apply(Op.ADD, variance, b.const(1e-5, F32)))
     weight = b.load("weight", axis_index(channel), F32)
-    value = b.apply(Op.MUL, b.apply(Op.SUB, x, b.stat("moments", 0, F32)), b.apply(Op.MUL, rstd, weight))
+    value = b.apply(Op.MUL, b.apply(Op.SUB, x, b.reduction_result("moments", 0, F32)), b.apply(Op.MUL, rstd, weight))
     kernel = Kernel(
         "bn_1d",
         (channel,),
         (image,),
         ((moments,),),
-        (Store("mean", axis_index(channel), b.stat("moments", 0, F32)),),
+        (Store("mean", axis_index(channel), b.reduction_result("moments", 0, F32)),),
         (Store("y", index, value),),
         ("native_batch_norm",),
     )
@@ -518,7 +529,9 @@ def row_reduction(rows: int, cols: int, op: ReduceOp, dtype: DType = F32, *, out
     reduction = Reduction("result", op, values, accumulate)
     kinds = [accumulate, I64 if arg else accumulate][: op.parts]
     outputs = [result(f"part{i}", [rows], kind) for i, kind in enumerate(kinds)]
-    stores = tuple(Store(f"part{i}", axis_index(r), b.stat("result", i, kind)) for i, kind in enumerate(kinds))
+    stores = tuple(
+        Store(f"part{i}", axis_index(r), b.reduction_result("result", i, kind)) for i, kind in enumerate(kinds)
+    )
     kernel = Kernel("reduce", (r,), (c,), ((reduction,),), stores, (), (op.value,))
     shape = [cols, rows] if outer else [rows, cols]
     return program("reduce", [given("x", shape, dtype), *outputs], kernel)
@@ -542,7 +555,7 @@ def scan(
     compute = dtype.compute
     x = b.cast(b.load("x", index, dtype), compute)
     first = (Reduction("sum", ReduceOp.SUM, (x,), compute),)
-    value = b.apply(Op.MUL, x, b.apply(Op.MUL, x, b.stat("sum", 0, compute)) if behind else x)
+    value = b.apply(Op.MUL, x, b.apply(Op.MUL, x, b.reduction_result("sum", 0, compute)) if behind else x)
     values = (value, b.position(axis_index(c))) if op.finds_place else (value,)
     running = (Reduction("found", op, values, compute, running=True),)
     types = enumerate(running[0].types)
@@ -550,8 +563,8 @@ def scan(
     half = b.apply(
         Op.MUL, reduce(lambda one, another: b.apply(Op.ADD, one, another, dtype=compute), parts), b.const(0.5, compute)
     )
-    sweeps = (first, running) if behind else (running,)
-    kernel = Kernel("scan", (r,), (c,), sweeps, (), (Store("y", index, half),), ("cumsum",))
+    reduction_loops = (first, running) if behind else (running,)
+    kernel = Kernel("scan", (r,), (c,), reduction_loops, (), (Store("y", index, half),), ("cumsum",))
     shape = [cols, rows] if outer else [rows, cols]
     return program("scan", [given("x", shape, dtype), result("y", shape, dtype)], kernel)
 
@@ -562,7 +575,9 @@ def merge_moments(rows: int, pieces: int) -> Program:
     index = at((r, pieces), (p, 1))
     values = (b.const(100.0, F32), b.load("means", index, F32), b.load("m2s", index, F32))
     reduction = Reduction("moments", ReduceOp.MERGE_MOMENTS, values, F32)
-    stores = tuple(Store(name, axis_index(r), b.stat("moments", i, F32)) for i, name in enumerate(("mean", "m2")))
+    stores = tuple(
+        Store(name, axis_index(r), b.reduction_result("moments", i, F32)) for i, name in enumerate(("mean", "m2"))
+    )
     kernel = Kernel("merge", (r,), (p,), ((reduction,),), stores, ())
     buffers = [given("means", [rows, pieces]), given("m2s", [rows, pieces])]
     return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)

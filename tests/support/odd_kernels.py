@@ -29,8 +29,11 @@ def grid_sum(shape: tuple[int, ...], cols: tuple[int, ...]) -> Program:
         tuple(axes[i] for i in kept),
         tuple(axes[i] for i in cols),
         ((sums, tops),),
-        (Store("total", row_index, b.stat("total", 0, k.F32)), Store("top", row_index, b.stat("top", 0, k.F32))),
-        (Store("y", index, b.apply(Op.SUB, x, b.stat("total", 0, k.F32))),),
+        (
+            Store("total", row_index, b.reduction_result("total", 0, k.F32)),
+            Store("top", row_index, b.reduction_result("top", 0, k.F32)),
+        ),
+        (Store("y", index, b.apply(Op.SUB, x, b.reduction_result("total", 0, k.F32))),),
     )
     buffers = [
         k.buffer("x", Role.INPUT, shape),
@@ -113,7 +116,7 @@ def awkward_names(rows: int, cols: int) -> Program:
     """Column sums, less a bias per row, where buffers have the names that renderers like to use themselves."""
     b, r, c = Builder(), Axis("step", rows), Axis("count", cols)
     total = Reduction("kept_0", ReduceOp.SUM, (b.apply(Op.EXP, b.load("lane", k.at((c, rows), (r, 1)), k.F32)),), k.F32)
-    value = b.apply(Op.SUB, b.stat("kept_0", 0, k.F32), b.load("block_0", axis_index(r), k.F32))
+    value = b.apply(Op.SUB, b.reduction_result("kept_0", 0, k.F32), b.load("block_0", axis_index(r), k.F32))
     kernel = Kernel("for", (r,), (c,), ((total,),), (Store("lanes_0", axis_index(r), value),), ())
     buffers = [k.buffer("lane", Role.INPUT, [cols, rows]), k.buffer("block_0", Role.INPUT, [rows])]
     return k.program("int", [*buffers, k.buffer("lanes_0", Role.OUTPUT, [rows])], kernel)

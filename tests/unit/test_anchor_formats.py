@@ -33,7 +33,7 @@ from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.search.rounding import differs_from_float32
-from fusepass.codegen.search.space import Variant, anchor_formats, is_precise, library_rounds, variants
+from fusepass.codegen.search.space import CandidateSpec, anchor_formats, is_precise, library_rounds, search_space
 from fusepass.errors import FusepassWarning
 from fusepass.report.choice import GENERATED
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -308,15 +308,15 @@ def test_choice(name: str) -> None:
 def test_what_is_offered(effort: str, channels: int, names: list[str]) -> None:
     """The chosen one first; less effort tries less."""
     graph, _ = trace(nn.Sequential(nn.Conv2d(channels, 24, 3), nn.ReLU()), torch.randn(2, channels, 6, 6))
-    assert [variant.name for variant in variants(graph, H200, effort)] == names
+    assert [spec.name for spec in search_space(graph, H200, effort)] == names
 
 
 def test_what_is_offered_on_a_cpu_and_without_an_anchor() -> None:
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
-    assert [variant.name for variant in variants(graph, DeviceFacts.cpu(2), "fast")] == [GENERATED]
-    assert [variant.name for variant in variants(graph, DeviceFacts.cpu(2), "max")] == [GENERATED, "channels last"]
+    assert [spec.name for spec in search_space(graph, DeviceFacts.cpu(2), "fast")] == [GENERATED]
+    assert [spec.name for spec in search_space(graph, DeviceFacts.cpu(2), "max")] == [GENERATED, "channels last"]
     graph, _ = trace(lambda a: a.relu() + 1, torch.randn(2, 8))
-    assert [variant.name for variant in variants(graph, H200, "max")] == [GENERATED]
+    assert [spec.name for spec in search_space(graph, H200, "max")] == [GENERATED]
 
 
 def test_a_variant_of_another_precision_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,11 +324,11 @@ def test_a_variant_of_another_precision_is_no_candidate(monkeypatch: pytest.Monk
     graph, _ = trace(nn.Sequential(nn.Conv2d(16, 8, 3), nn.ReLU()), torch.randn(2, 16, 6, 6))
     for rounds in (False, True):
         monkeypatch.setattr(fusepass.codegen.search.space, "rounds_to_tf32", lambda node, rounds=rounds: rounds)
-        assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
-        assert is_precise(Variant(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
+        assert is_precise(CandidateSpec(LAST, AnchorSource.LIBRARY), graph, H200) is rounds
+        assert is_precise(CandidateSpec(AnchorFormat.CALLER, AnchorSource.LIBRARY), graph, H200)
     with cudnn(allow_tf32=False):
         monkeypatch.setattr(fusepass.codegen.search.space, "rounds_to_tf32", lambda node: False)
-        assert is_precise(Variant(LAST, AnchorSource.LIBRARY), graph, H200)
+        assert is_precise(CandidateSpec(LAST, AnchorSource.LIBRARY), graph, H200)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,9 @@ def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
         for _ in range(2):
             monkeypatch.setattr(fusepass.codegen.search.rounding, "_known", {})
             assert library_rounds(graph, H200)
-            assert len(variants(graph, H200, "max")) > 2  # capture describes tensors; nothing can be computed of these
+            assert (
+                len(search_space(graph, H200, "max")) > 2
+            )  # capture describes tensors; nothing can be computed of these
         assert len(tried) == 1
         with cudnn(deterministic=True):  # for which the library may have another kernel
             assert library_rounds(graph, H200)
@@ -441,7 +443,7 @@ def test_depthwise_ones_channel_by_channel(make: type[nn.Conv2d | nn.ConvTranspo
 
 
 def test_depthwise_ones_of_what_lies_channels_last_are_offered_that() -> None:
-    first = Variant(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED)
+    first = CandidateSpec(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED)
     for groups, layout, offered in (
         (8, torch.channels_last, True),
         (8, torch.contiguous_format, False),
@@ -449,7 +451,7 @@ def test_depthwise_ones_of_what_lies_channels_last_are_offered_that() -> None:
     ):
         conv = nn.Conv2d(8, 8, 3, groups=groups)
         graph, _ = trace(nn.Sequential(conv, nn.ReLU()), torch.randn(2, 8, 6, 6).to(memory_format=layout))
-        assert (first in variants(graph, H200, "fast")) is offered
+        assert (first in search_space(graph, H200, "fast")) is offered
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_long_columns_that_are_only_reduced_are_read_once(size: int, dtype: torc
     x[0, 3, 1], x[0, :, 2], x[1, 5, 3], x[1, 6, 4] = INF, -INF, -INF, NAN
     made = region(lambda x: x.logsumexp(1), x)
     program = made.passed(pass_options(SMALL))
-    assert (program.kernels[0].sweeps[0][0].op is ReduceOp.SOFTMAX) is (size > 1024)
+    assert (program.kernels[0].reduction_loops[0][0].op is ReduceOp.SOFTMAX) is (size > 1024)
     results = emulate(program, render(program, SMALL), made.memory(program))
     for output, want in zip(program.outputs, made.exact(), strict=True):
         torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want, equal_nan=True)

@@ -179,7 +179,7 @@ def alike(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return z, z.clone(), torch.zeros_like(z), F.layer_norm(z, z.shape[1:])
 
 
-def several_sweeps(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def several_loops(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     z = x + y
     return z, F.normalize(z.flatten(1).softmax(1), dim=1)
 
@@ -206,7 +206,7 @@ IMAGES, ROWS = (64, 64, 56, 56), (8, 1 << 20)
         (rms, ROWS, HALF, 5),
         (gate, ROWS, BFLOAT, 5),
         (softmax, ROWS, BFLOAT, 5),
-        (several_sweeps, ROWS, BFLOAT, 6),
+        (several_loops, ROWS, BFLOAT, 6),
         (one_in_another, ROWS, BFLOAT, 6),
         (instances, (2, 16, 512, 512), BFLOAT, 5),
         (batch, (1 << 16, 1024), torch.float32, 5),
@@ -229,7 +229,7 @@ def test_pieces_store_what_is_needed_again(
 
 PIECES = replace(TINY, longest_cached_row=64, longest_column=64)
 STORED = (
-    group, norm, gate, rms, softmax, instances, batch, first_axis, one_in_another, alike, several_sweeps, rectified, wider
+    group, norm, gate, rms, softmax, instances, batch, first_axis, one_in_another, alike, several_loops, rectified, wider
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.expr import (
     Op,
     Position,
     ReduceOp,
-    Stat,
+    ReductionResult,
     Window,
     children,
     known_index,
@@ -41,7 +41,9 @@ def test_equal_expressions_are_one_node(b: Builder) -> None:
         x = b.load("x", i * 4 + j, DType.F32)
         inside = b.masked((Bound(i, 1, 8),), x, b.const(0.0, DType.F32))
         window = b.window(ReduceOp.MAX, (J4,), inside)
-        return b.apply(Op.ADD, window, b.apply(Op.MUL, b.stat("r0", 1, DType.F32), b.position(i, DType.F32)))
+        return b.apply(
+            Op.ADD, window, b.apply(Op.MUL, b.reduction_result("r0", 1, DType.F32), b.position(i, DType.F32))
+        )
 
     assert made() is made()
 
@@ -142,7 +144,7 @@ def test_rewrite_can_make_a_mask_disappear(b: Builder) -> None:
 def test_rewrite_replaces_leaves(b: Builder) -> None:
     x = b.load("x", i, DType.F32)
     root = b.apply(Op.ADD, x, b.apply(Op.EXP, x))
-    stat = b.stat("r0", 0, DType.F32)
+    stat = b.reduction_result("r0", 0, DType.F32)
     fresh = b.rewrite(root, leaf=lambda node: stat if node is x else None)
     assert fresh is b.apply(Op.ADD, stat, b.apply(Op.EXP, stat))
 
@@ -173,7 +175,7 @@ def _indices(node: Expr) -> list[Index]:
             return [index]
         case Masked(mask=mask):
             return [bound.index for bound in mask]
-        case Window() | Apply() | Const() | Stat():
+        case Window() | Apply() | Const() | ReductionResult():
             return []
 
 

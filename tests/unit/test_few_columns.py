@@ -20,7 +20,7 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Walk
-from fusepass.codegen.search.space import variants
+from fusepass.codegen.search.space import search_space
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import Region, region
@@ -125,5 +125,5 @@ def test_who_is_tried(rows: int, terms: int, columns: int, tried: bool) -> None:
     with torch.no_grad():
         made = capture(nn.Sequential(nn.Linear(terms, columns), nn.ReLU()), (torch.empty(rows, terms),), {})
     assert isinstance(made, Captured)
-    offered = variants(made.graph, H200, "fast")
+    offered = search_space(made.graph, H200, "fast")
     assert any(each.anchor is AnchorSource.ARITHMETIC for each in offered) is tried

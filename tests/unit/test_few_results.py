@@ -16,7 +16,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.few_results import few_results_of
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.search.space import variants
+from fusepass.codegen.search.space import search_space
 from fusepass.patterns.anchor_work import gives_few_results
 from tests.support.convolutions import FEW_RESULTS, Case, generated, program_of
 from tests.support.emulate import emulate, needs_compiler
@@ -100,7 +100,7 @@ def test_who_tries_it() -> None:
         assert isinstance(captured, Captured)
         (node,) = captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
         assert gives_few_results(node) is (layer.out_channels <= 4)
-        return [variant.name for variant in variants(captured.graph, H200, "fast")]
+        return [spec.name for spec in search_space(captured.graph, H200, "fast")]
 
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(2, 16, 24, 24, dtype=dtype)

@@ -92,10 +92,12 @@ GIVEN: dict[str, tuple[Callable[[dict[str, Tensor]], None], bool]] = {
 }
 
 
-def check(case: Case, program: Program, found: dict[str, Array], given: dict[str, Tensor], alarms: bool) -> None:
+def check(
+    case: Case, program: Program, found: dict[str, Array], given: dict[str, Tensor], overflow_flags: bool
+) -> None:
     assert (np.abs(found["y"].reshape(case.result) - exact(case, given)) <= bound(case, given)).all()
     (flag,) = {kernel.when for kernel in program.kernels if kernel.when is not None}
-    assert flag not in found or bool(found[flag][0]) is alarms
+    assert flag not in found or bool(found[flag][0]) is overflow_flags
 
 
 @needs_compiler
@@ -119,12 +121,12 @@ def test_values(name: str, facts: DeviceFacts) -> None:
 def test_an_alarm_where_a_guess_is_wrong(kind: str) -> None:
     """Then the input is packed, and multiplied once more."""
     case = CASES["2d"]
-    change, alarms = GIVEN[kind]
+    change, overflow_flags = GIVEN[kind]
     program, given = filled(case), operands(case)
     change(given)
     inputs = memory(case, given)
-    check(case, program, interpret(program, inputs), given, alarms)
-    check(case, program, emulate(program, render(program, ONE), inputs), given, alarms)
+    check(case, program, interpret(program, inputs), given, overflow_flags)
+    check(case, program, emulate(program, render(program, ONE), inputs), given, overflow_flags)
 
 
 @needs_compiler
@@ -169,7 +171,7 @@ def test_kernels_in_their_order() -> None:
     (first, made), (again, read) = products(program)
     assert made.fills
     assert not read.fills
-    assert again.when in first.alarms
+    assert again.when in first.overflow_flags
     place = program.kernels.index(first)
     assert all(kernel.when is None for kernel in program.kernels[: place + 1])
     repeated = program.kernels[place + 1 : program.kernels.index(again) + 1]
@@ -178,7 +180,7 @@ def test_kernels_in_their_order() -> None:
     assert read.right.buffer not in first.buffers
     assert "made of x" in program_text(program)
     (weights,) = (kernel for kernel in program.kernels[:place] if made.left.buffer in kernel.writes)
-    assert weights.alarms == first.alarms
+    assert weights.overflow_flags == first.overflow_flags
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_scales_that_are_no_guesses_are_found_before(monkeypatch: pytest.MonkeyP
         (lambda filling: replace(filling, channel=1), "do not lie there"),
         (lambda filling: replace(filling, image=((17, 1, 20), (132, 1, 134))), "runs do not have"),
         (lambda filling: replace(filling, factors=filling.factors[::-1]), "which is not 2 numbers"),
-        (lambda filling: replace(filling, alarm="y"), "no temporary written before"),
+        (lambda filling: replace(filling, overflow_flag="y"), "no temporary written before"),
     ],
 )
 def test_a_product_of_something_else_is_refused(change: Callable[[Filling], Filling], told: str) -> None:

@@ -79,7 +79,7 @@ def test_further_sizes_start_from_the_variant_that_was_chosen(monkeypatch: pytes
         tune.remember(first, forms)
         second = generated(forms, monkeypatch, 3, *SIZES[1])
     assert [each.name for each in second.candidates] == [other.name]
-    assert other.variant.anchor is AnchorSource.LIBRARY
+    assert other.spec.anchor is AnchorSource.LIBRARY
 
 
 def test_a_generated_convolution_is_built_for_each_size_until_it_is_one_too_many(

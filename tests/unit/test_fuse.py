@@ -153,8 +153,8 @@ APART: dict[str, Case] = {
 }  # fmt: skip
 
 
-def _sweeps(program: Program) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(len(sweep) for sweep in kernel.sweeps) for kernel in program.kernels)
+def _reduction_loop(program: Program) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(len(reduction_loop) for reduction_loop in kernel.reduction_loops) for kernel in program.kernels)
 
 
 def _temporaries(program: Program) -> int:
@@ -170,7 +170,7 @@ def test_kernels_left(name: str) -> None:
         inputs = [x.to(memory_format=torch.channels_last) for x in inputs]
     made = region(case.model, *inputs)
     program = made.passed(NO_SPLIT)
-    assert _sweeps(program) == case.kernels
+    assert _reduction_loop(program) == case.kernels
     assert _temporaries(program) == case.temporaries
     made.check(program)
 
@@ -186,7 +186,7 @@ def test_a_value_that_an_intermediate_kernel_needs_is_written_before_it() -> Non
     made = region(function, torch.randn(4, 9, dtype=F64))
     program = made.passed(NO_SPLIT)
     made.check(program)
-    assert _sweeps(program) == ((1,), (1,))
+    assert _reduction_loop(program) == ((1,), (1,))
     written: set[str] = set()
     for kernel in program.kernels:
         assert not [name for name in kernel.reads - written if program.buffer(name).role is Role.TEMP]
@@ -196,7 +196,7 @@ def test_a_value_that_an_intermediate_kernel_needs_is_written_before_it() -> Non
 def test_running_statistics_join_the_reduction() -> None:
     made = region(_sequence(nn.BatchNorm2d(4, momentum=0.3)), torch.randn(3, 4, 5, 2, dtype=F64))
     program = made.passed(NO_SPLIT)
-    reducing = next(kernel for kernel in program.kernels if kernel.sweeps)
+    reducing = next(kernel for kernel in program.kernels if kernel.reduction_loops)
     assert {store.buffer for store in reducing.row_stores} == {"out0", "out1"}
     assert {store.buffer for store in reducing.stores} == {"out3"}
 
@@ -208,7 +208,7 @@ def test_every_reduction_is_in_the_earliest_sweep_that_it_can_be_in() -> None:
 
     made = region(function, torch.randn(4, 9, dtype=F64))
     program = made.passed(NO_SPLIT)
-    assert _sweeps(program) == ((3, 1),)
+    assert _reduction_loop(program) == ((3, 1),)
     made.check(program)
 
 

@@ -16,7 +16,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import CONVERSION_TARGET
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.codegen.search.space import anchor_formats, variants
+from fusepass.codegen.search.space import anchor_formats, search_space
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.partition import partition
 from fusepass.training import backend
@@ -218,5 +218,5 @@ def test_large_ones_of_halves_may_run_channels_last(
     assert len(partition(graph).regions) == regions
     assert anchor_formats(graph, H200)[0] is first
     assert len(anchor_formats(graph, H200)) == 1 + regions
-    offered = {variant.anchor_format for variant in variants(graph, H200, "fast")}
+    offered = {spec.anchor_format for spec in search_space(graph, H200, "fast")}
     assert len(offered) == 1 + regions

@@ -21,7 +21,7 @@ from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
-from fusepass.codegen.search.space import variants
+from fusepass.codegen.search.space import search_space
 from fusepass.errors import IRError
 from tests import compile_cuda
 from tests.support.convolutions import (
@@ -280,7 +280,7 @@ def test_narrow_results_are_stored_in_vectors(name: str) -> None:
 
 def tried(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> list[str]:
     graph, _ = trace(model.to("meta").to(dtype), torch.empty(shape, device="meta", dtype=dtype))
-    return [variant.name for variant in variants(graph, H200, "fast")]
+    return [spec.name for spec in search_space(graph, H200, "fast")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -34,7 +34,7 @@ from fusepass.codegen.passes.products import split_products
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
-from fusepass.codegen.search.space import variants
+from fusepass.codegen.search.space import search_space
 from fusepass.codegen.source import Source
 from fusepass.compile.splice import subgraph
 from fusepass.errors import IRError
@@ -223,14 +223,14 @@ def test_an_input_is_packed_again_after_an_alarm(monkeypatch: pytest.MonkeyPatch
     case = replace(CASES["2d"], source=(2, 24, 20, 11))
     program = halved(case)
     given = operands(case)
-    alarming = given | {"x": given["x"].clone()}
-    alarming["x"][1, 3, 0, 5] = 2000.0
+    flagging = given | {"x": given["x"].clone()}
+    flagging["x"][1, 3, 0, 5] = 2000.0
     source = render(program, ONE)
-    for number, each in enumerate((given, alarming)):
+    for number, each in enumerate((given, flagging)):
         for found in (interpret(program, memory(case, each)), emulate(program, source, memory(case, each))):
             assert (np.abs(found["y"].reshape(case.result) - exact(case, each)) <= bound(case, each)).all()
-            alarms = [found[name][0] for name in found if name.endswith("_alarm")]
-            assert all(alarm == number for alarm in alarms)
+            overflow_flags = [found[name][0] for name in found if name.endswith("_alarm")]
+            assert all(overflow_flag == number for overflow_flag in overflow_flags)
 
 
 NOT_FINITE = {
@@ -295,7 +295,7 @@ def test_large_convolutions_are_tried_so(effort: str) -> None:
     def offered(*shape: int, out: int = 64) -> list[str]:
         model = nn.Sequential(nn.Conv2d(shape[1], out, 3), nn.ReLU()).to("meta")
         graph, _ = trace(model, torch.empty(shape, device="meta"))
-        return [variant.name for variant in variants(graph, H200, effort)]
+        return [spec.name for spec in search_space(graph, H200, effort)]
 
     name, tiled = "scaled halves anchor", "tiled scaled halves anchor"
     assert name in offered(64, 32, 64, 64)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.dataflow import Dataflow, computed_again, kept_in_memory, kept_values, most_words
+from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, kept_values, most_words, rematerialised
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.render import describe, render
@@ -43,7 +43,7 @@ def test_what_phases_need(function: Function, again: int, words: int) -> None:
     (kernel,) = made.passed(pass_options(H200)).kernels
     kernel = split_statistics(kernel, Builder())
     dataflow = Dataflow()
-    assert computed_again(kernel, dataflow, kept_in_memory(kernel, dataflow)) == again
+    assert rematerialised(kernel, dataflow, kept_in_memory(kernel, dataflow)) == again
     assert most_words(kernel, dataflow) == words
 
 

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
@@ -80,7 +80,7 @@ def test_pools(name: str) -> None:
     made, program = prepared(POOLS[name], torch.channels_last)
     ((number, rank, plan),) = _direct(program)
     assert plan.unroll > 1
-    results = emulate(program, render(program, SMALL, arrangement=Arrangement(number, rank)), made.memory(program))
+    results = emulate(program, render(program, SMALL, overrides=ScheduleOverrides(number, rank)), made.memory(program))
     assert_as_eager(made, program, results)
 
 
@@ -94,7 +94,7 @@ def test_depthwise(name: str, *, finite: bool) -> None:
     inputs, dtype = inputs_of(program), program.buffer("y").dtype
     if not finite:
         inputs["w"][:9] = np.inf
-    source = render(program, SMALL, arrangement=Arrangement(number, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(number, rank))
     got, wanted = (decode(each["y"], dtype) for each in (emulate(program, source, inputs), interpret(program, inputs)))
     assert np.isfinite(wanted).all() is np.bool_(finite)
     unit = 1e-5 if dtype is DType.F32 else 2e-3
@@ -128,7 +128,7 @@ def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
     made, program = prepared(POOLS["maxima of halves"], torch.channels_last)
     ((number, rank, _),) = _direct(program)
-    source = render(program, SMALL, arrangement=Arrangement(number, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(number, rank))
     assert "* int64_t(point_0)" in source.text
     results = emulate(program, source, made.memory(program))
     assert_as_eager(made, program, results)
@@ -142,7 +142,7 @@ def test_results_do_not_depend_on_which_block_ends_last() -> None:
     )
     ((number, rank, plan),) = _direct(program)
     assert 20 % plan.band
-    source = render(program, SMALL, arrangement=Arrangement(number, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(number, rank))
     assert "fp::Line<" in source.text
     turned = replace(source, text=source.text.replace("blockIdx.x", "(gridDim.x - 1 - blockIdx.x)"))
     first, second = (emulate(program, each, made.memory(program)) for each in (source, turned))

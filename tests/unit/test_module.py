@@ -412,7 +412,7 @@ def _routes_after(opt: Any, x: Tensor, calls: int) -> list[Any]:
     """What serves an optimised model that was not traced, after so many calls."""
     for _ in range(calls):
         opt(x)
-    return list(opt._specialiser._detours.routes)
+    return list(opt._specialiser._capture_fallbacks.routes)
 
 
 def test_what_goes_to_dynamo_is_served_while_another_thread_traces(monkeypatch: pytest.MonkeyPatch) -> None:

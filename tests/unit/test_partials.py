@@ -326,7 +326,7 @@ def test_text_and_description() -> None:
     assert "pieces of all samples" in program_text(generated_pooling(WIDE, Across.ALL, SMALL))
 
 
-@pytest.mark.parametrize("fault", ["sweeps", "value", "double", "part", "axis"])
+@pytest.mark.parametrize("fault", ["reduction_loops", "value", "double", "part", "axis"])
 def test_broken_rules_are_named(fault: str) -> None:
     program = generated_pooling(CASES["2d"], Across.EACH, SMALL)
     kernel = convolution_of(program)
@@ -336,7 +336,7 @@ def test_broken_rules_are_named(fault: str) -> None:
     store = partials.stores[0]
     b = Builder()
     kernel, message = {
-        "sweeps": (
+        "reduction_loops": (
             replace(kernel, cols=kernel.rows[-1:], rows=kernel.rows[:-1]),
             "neither an anchor nor windows per element",
         ),

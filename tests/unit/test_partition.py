@@ -362,14 +362,14 @@ def test_what_reads_the_same_value_and_waits_stays_apart() -> None:
         torch.testing.assert_close(result, value, rtol=0, atol=0)
 
 
-def test_a_value_that_companions_read_counts_once() -> None:
+def test_a_value_that_independent_ones_read_counts_once() -> None:
     (region,) = partition(traced(lambda x: (x * 2, x.sum(1)), torch.randn(1024, 512))).regions
     whole = 4 * 1024 * 512
     assert region.pattern == "reduction"
     assert (region.bytes_before, region.bytes_after) == (3 * whole + 4096, 2 * whole + 4096)
 
 
-def test_operators_of_disabled_patterns_are_no_companions() -> None:
+def test_operators_of_disabled_patterns_are_no_independent_ones() -> None:
     graph = traced(lambda x: (x * 2, x.sum(1)), torch.randn(1024, 512))
     for pattern in ("reduction", "pointwise"):
         with override(disable=pattern):

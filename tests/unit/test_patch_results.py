@@ -18,7 +18,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.patch_results import images_together
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
@@ -65,7 +65,7 @@ ALONE: dict[str, Case] = {
 def test_values(name: str) -> None:
     made, program = prepared(TOGETHER[name])
     rank = next(number for number, plan in enumerate(ways(program)) if plan.exchanges)
-    source = render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
     assert "_results" in source.text
     results = emulate(program, source, made.memory(program))
     assert_as_eager(made, program, results)
@@ -155,7 +155,7 @@ def test_threads_with_whole_rows(name: str) -> None:
     rank, plan = next((rank, each.plan) for rank, each in enumerate(timed) if each.plan.width > 4)
     assert (plan.lanes, plan.width) == (1, plan.image[1].size)
     inputs = inputs_of(program)
-    source = render(program, SMALL, arrangement=Arrangement(0, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(0, rank))
     tile = re.search(r"for \(int t_0 = threadIdx.x; t_0 < (\d+);", source.text)
     x = program.buffer("x")
     assert tile is not None

@@ -15,7 +15,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -73,7 +73,7 @@ def _without_turns(program: Program) -> Source:
     """`program`, with patches in which each thread reduces the rows that it needs."""
     ways = ranking(program.kernels[-1], program, SMALL)
     rank = next(number for number, each in enumerate(ways) if each.plan.image and not each.plan.along)
-    return render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
+    return render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
 
 
 def test_a_kernel_of_one_result_has_no_image() -> None:

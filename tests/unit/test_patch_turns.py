@@ -14,7 +14,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.banks import turns_of_access
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.shape import ceil
 from tests.support.convolutions import DEPTHWISE, generated
 from tests.support.emulate import emulate, needs_compiler
@@ -66,7 +66,7 @@ def test_values(name: str) -> None:
     ranks = [rank for rank, plan in enumerate(ways(program)) if plan.along]
     assert ranks
     for rank in ranks:
-        source = render(program, SMALL, arrangement=Arrangement(len(program.kernels) - 1, rank))
+        source = render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
         assert "_rows" in source.text
         assert_as_eager(made, program, emulate(program, source, made.memory(program)))
 

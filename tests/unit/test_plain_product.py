@@ -18,7 +18,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import render
-from fusepass.codegen.search.space import Variant, variants
+from fusepass.codegen.search.space import CandidateSpec, search_space
 from tests.support.convolutions import (
     PATCHES,
     POINTWISE,
@@ -155,18 +155,18 @@ def test_positions_must_be_one_dimension_in_memory() -> None:
 )
 def test_convolutions_of_whole_tensors_are_tried_as_products(model: nn.Module, shape: tuple[int, ...]) -> None:
     graph, _ = trace(nn.Sequential(model, nn.ReLU()).to("meta"), torch.empty(shape, device="meta"))
-    assert AnchorSource.GENERATED in {variant.anchor for variant in variants(graph, H200, "fast")}
+    assert AnchorSource.GENERATED in {spec.anchor for spec in search_space(graph, H200, "fast")}
 
 
-def tried(kernel: int) -> tuple[Variant, ...]:
+def tried(kernel: int) -> tuple[CandidateSpec, ...]:
     """What is tried for a convolution of 64 to 32 channels with a kernel of that size."""
     model = nn.Sequential(nn.Conv2d(64, 32, kernel, device="meta"), nn.ReLU())
     graph, _ = trace(model, torch.empty(8, 64, 56, 56, device="meta"))
-    return variants(graph, H200, "fast")
+    return search_space(graph, H200, "fast")
 
 
 def test_where_the_library_is_to_work_channels_last_the_product_of_the_tensors_is_tried_too() -> None:
-    wanted = Variant(AnchorFormat.CALLER, AnchorSource.GENERATED)
+    wanted = CandidateSpec(AnchorFormat.CALLER, AnchorSource.GENERATED)
     found = tried(1)
     assert found[0].anchor_format is AnchorFormat.CHANNELS_LAST
     assert wanted in found

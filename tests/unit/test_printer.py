@@ -162,7 +162,7 @@ def test_bound_values_are_used_as_bound() -> None:
 
 def test_a_statistic_before_its_reduction_is_a_bug() -> None:
     b = Builder()
-    stat = b.stat("sum", 0, F32)
+    stat = b.reduction_result("sum", 0, F32)
     outer, _ = scopes(stat)
     with pytest.raises(RenderError, match=r"sum\.0 is printed before its reduction"):
         outer.value(stat)

@@ -169,7 +169,7 @@ def test_a_scan_that_is_read_at_computed_places_is_written() -> None:
 def test_a_scan_does_not_join_reductions_of_the_same_values() -> None:
     made = region(lambda x: (x.cumsum(1), x.sum(1), x.softmax(1).cumsum(1)), torch.randn(5, 40))
     passed = made.passed()
-    assert all(len(kernel.sweeps[-1]) == 1 for kernel in passed.kernels if kernel.scans)
+    assert all(len(kernel.reduction_loops[-1]) == 1 for kernel in passed.kernels if kernel.scans)
     made.check(passed)
 
 

@@ -10,7 +10,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.overrides import Arrangement
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.rows import STATIC_SHARED, states_of_thread
 from tests import compile_cuda
@@ -130,7 +130,7 @@ def test_values_of_covered_rows_of_other_sizes(program: Program) -> None:
 def test_wide_indices_of_covered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
     program = k.out_of_channels_last(2, 67, 333)
-    assert "const int64_t" in render(program, SMALL, arrangement=Arrangement(0, covered(program, SMALL)[0])).text
+    assert "const int64_t" in render(program, SMALL, overrides=ScheduleOverrides(0, covered(program, SMALL)[0])).text
     check_rank(program, covered(program, SMALL)[0])
 
 
@@ -159,7 +159,7 @@ def test_threads_are_turned_where_single_elements_are_stored_in_sectors() -> Non
 
 def test_covering_vectors_are_whole_accesses() -> None:
     program = k.transpose(16383, 8191)
-    source = render(program, H200, arrangement=Arrangement(0, covered(program)[0]))
+    source = render(program, H200, overrides=ScheduleOverrides(0, covered(program)[0]))
     assert "fp::load_covering<4>(x, (8191 * along_0 + across_0)" in source.text
     assert "fp::load_vector<1>" not in source.text
     compile_cuda.keep(source)
@@ -174,6 +174,6 @@ def covered(program: Program, facts: DeviceFacts = H200, *, aligned: bool = True
 def check_rank(program: Program, rank: int) -> None:
     """Assert that the first kernel of `program` gives its values with the schedule of this rank."""
     inputs = inputs_of(program)
-    source = render(program, SMALL, arrangement=Arrangement(0, rank))
+    source = render(program, SMALL, overrides=ScheduleOverrides(0, rank))
     assert source.text != render(program, SMALL).text
     assert_close(program, emulate(program, source, inputs), interpret(program, inputs))

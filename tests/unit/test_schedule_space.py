@@ -19,9 +19,9 @@ from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule.overrides import RULES, Arrangement
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.search import schedules as rule
-from fusepass.codegen.search.schedules import contenders
+from fusepass.codegen.search.schedules import schedule_candidates
 from fusepass.report.choice import GENERATED
 from fusepass.report.report import RegionReport, Report
 from fusepass.runtime.region import FusedRegion
@@ -35,48 +35,48 @@ FIRST = "schedule 1 of kernel 0"
 
 def test_fast_offers_what_may_be_as_fast_and_max_everything() -> None:
     program = k.softmax_channels(64, 64, 1 << 14)
-    fast, most = contenders(program, H200, "fast"), contenders(program, H200, "max")
+    fast, most = schedule_candidates(program, H200, "fast"), schedule_candidates(program, H200, "max")
     assert 0 < len(fast) < len(most)
-    schedules = [each for each in most if each.arrangement.rank]
+    schedules = [each for each in most if each.overrides.rank]
     assert list(fast) == schedules[: len(fast)]
     assert all(each.seconds < 0.1e-3 for each in fast)
-    assert {each.arrangement for each in most} >= {Arrangement(teams=False), Arrangement(pieces=2.0)}
-    apart = Arrangement(over_rows=False)
-    assert apart not in {each.arrangement for each in most}
+    assert {each.overrides for each in most} >= {ScheduleOverrides(teams=False), ScheduleOverrides(pieces=2.0)}
+    apart = ScheduleOverrides(over_rows=False)
+    assert apart not in {each.overrides for each in most}
     both = k.norm_and_columns(3, 50, 768, 2)
-    assert apart in {each.arrangement for each in contenders(both, H200, "max")}
-    assert contenders(program, H200, "max") == most
+    assert apart in {each.overrides for each in schedule_candidates(both, H200, "max")}
+    assert schedule_candidates(program, H200, "max") == most
 
 
 def test_small_kernels_have_no_contenders() -> None:
-    assert not contenders(k.softmax_channels(4, 64, 64), H200, "fast")
-    assert contenders(k.softmax_channels(4, 64, 64), H200, "max")
+    assert not schedule_candidates(k.softmax_channels(4, 64, 64), H200, "fast")
+    assert schedule_candidates(k.softmax_channels(4, 64, 64), H200, "max")
 
 
 def test_a_kernel_that_takes_little_of_the_time_has_none() -> None:
     program = region(lambda x: x.relu().sum(), torch.empty(1 << 26, device="meta")).passed(pass_options(H200))
-    numbers = {each.arrangement.kernel for each in contenders(program, H200, "max") if each.arrangement.rank}
+    numbers = {each.overrides.kernel for each in schedule_candidates(program, H200, "max") if each.overrides.rank}
     assert len(program.kernels) == 2
     assert numbers == {0}
 
 
 def test_an_arrangement_is_told_in_names_and_sources() -> None:
-    program, other = k.layer_norm(1 << 14, 8192), Arrangement(0, 1)
+    program, other = k.layer_norm(1 << 14, 8192), ScheduleOverrides(0, 1)
     kernel = program.kernels[0]
-    assert not RULES.words
-    assert not RULES.suffix
+    assert not NO_OVERRIDES.words
+    assert not NO_OVERRIDES.suffix
     assert other.words == (FIRST,)
-    assert Arrangement(teams=False, pieces=0.5).suffix == "_no_teams_pieces0_5"
-    assert Arrangement(over_rows=False).suffix == "_apart"
-    assert render(program, H200, arrangement=other).name == f"{program.name}_k0s1"
-    assert describe(program, kernel, H200, arrangement=other) in render(program, H200, arrangement=other).text
-    assert describe(program, kernel, H200, arrangement=other) != describe(program, kernel, H200)
+    assert ScheduleOverrides(teams=False, pieces=0.5).suffix == "_no_teams_pieces0_5"
+    assert ScheduleOverrides(over_rows=False).suffix == "_apart"
+    assert render(program, H200, overrides=other).name == f"{program.name}_k0s1"
+    assert describe(program, kernel, H200, overrides=other) in render(program, H200, overrides=other).text
+    assert describe(program, kernel, H200, overrides=other) != describe(program, kernel, H200)
 
 
 def test_a_rank_that_a_kernel_does_not_have_is_the_rules_one() -> None:
     program = k.layer_norm(1 << 14, 8192)
-    assert render(program, H200, arrangement=Arrangement(0, 999)).text == render(program, H200).text
-    assert render(program, H200, arrangement=Arrangement(7, 1)).text == render(program, H200).text
+    assert render(program, H200, overrides=ScheduleOverrides(0, 999)).text == render(program, H200).text
+    assert render(program, H200, overrides=ScheduleOverrides(7, 1)).text == render(program, H200).text
 
 
 class Softmax(nn.Module):
@@ -102,7 +102,7 @@ def spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int,
         return fake.spent
 
     def launcher(region: FusedRegion, *rest: Any) -> tuple[str, dict[str, Any]]:
-        rank = region.generated.arrangement.rank
+        rank = region.generated.overrides.rank
         code, scope = real(region, *rest)
         return f"{code}\nreal = run\ndef run(*inputs): took(); return real(*inputs)\n", {
             **scope,

@@ -139,7 +139,7 @@ def _twice(x: Tensor) -> tuple[Tensor, Tensor]:
 )
 def test_other_results_are_stored_before(function: Callable[..., object], shape: tuple[int, ...]) -> None:
     program = region(function, torch.empty(shape)).passed(pass_options(SMALL))
-    reducing = [kernel for kernel in program.kernels if kernel.sweeps]
+    reducing = [kernel for kernel in program.kernels if kernel.reduction_loops]
     assert not any(isinstance(node, Window) for kernel in reducing for node in kernel.nodes)
 
 

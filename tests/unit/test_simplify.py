@@ -24,7 +24,7 @@ from fusepass.patterns.matcher import Match, match
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES, arithmetic, copies, views
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION, Application, replace_match, simplify
-from fusepass.patterns.worklist import Agenda, Agendas
+from fusepass.patterns.worklist import Worklist, Worklists
 from tests.support.aten import exported, same_bits, traced
 
 aten = torch.ops.aten
@@ -346,7 +346,7 @@ def wrong(rewrite: Callable[[Match], fx.Node]) -> Application | str:
     rule = Rule("wrong", op(aten.t)(op(aten.exp)(x)["inner"]), rewrite, "for the test")
     found = match(rule.pattern, root)
     assert isinstance(found, Match)
-    reason = replace_match(rule, found, Agendas())
+    reason = replace_match(rule, found, Worklists())
     assert str(graph.graph) == before
     return reason
 
@@ -368,7 +368,7 @@ def test_a_guard_says_why_not() -> None:
     (rule,) = (rule for rule in RULES if rule.name == "add-zero-to-integers")
     found = match(rule.pattern, graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0])
     assert isinstance(found, Match)
-    assert replace_match(rule, found, Agendas()) == "-0.0 + 0.0 is 0.0 in torch.float64"
+    assert replace_match(rule, found, Worklists()) == "-0.0 + 0.0 is 0.0 in torch.float64"
 
 
 def test_rules_that_undo_each_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +408,7 @@ def copied(graph: fx.GraphModule) -> fx.GraphModule:
     return copy
 
 
-class Counted(Agenda):
+class Counted(Worklist):
     """Adds the trials up over all graphs."""
 
     total = 0
@@ -426,10 +426,10 @@ class Tireless(Counted):
         return super().nodes(graph)
 
 
-def simplified(graph: fx.GraphModule, agenda: type[Counted]) -> tuple[str, int]:
+def simplified(graph: fx.GraphModule, worklist: type[Counted]) -> tuple[str, int]:
     """What becomes of a copy of `graph`, and the trials of nodes that it took."""
     copy, Counted.total = copied(graph), 0
-    with patch.object(driver, "Agenda", agenda):
+    with patch.object(driver, "Worklist", worklist):
         simplify(copy)
     return copy.code, Counted.total
 

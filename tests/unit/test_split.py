@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
-from fusepass.codegen.ir.expr import ReduceOp, Stat, walk
+from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
@@ -141,7 +141,7 @@ def test_layer_norm_of_few_long_rows_is_three_kernels() -> None:
     assert (partial.row_count, partial.col_count) == (8, 12)
     assert (merge.row_count, merge.col_count) == (2, 4)
     assert apply.row_count == 96
-    assert not any(isinstance(node, Stat) for node in walk(*apply.roots))
+    assert not any(isinstance(node, ReductionResult) for node in walk(*apply.roots))
 
 
 def test_scalars_of_a_row_are_computed_once() -> None:

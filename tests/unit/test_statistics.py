@@ -19,9 +19,9 @@ from tests.support.regions import NO_SPLIT, region
 LONG = PassOptions(SplitPolicy(1, 1, 1), longest_cached_row=8)
 
 
-def _sweeps(program: Program) -> list[list[ReduceOp]]:
+def _reduction_loop(program: Program) -> list[list[ReduceOp]]:
     (kernel,) = program.kernels
-    return [[reduction.op for reduction in sweep] for sweep in kernel.sweeps]
+    return [[reduction.op for reduction in reduction_loop] for reduction_loop in kernel.reduction_loops]
 
 
 SHARED: dict[str, tuple[Callable[[Tensor], Any], list[list[ReduceOp]]]] = {
@@ -39,10 +39,10 @@ SHARED: dict[str, tuple[Callable[[Tensor], Any], list[list[ReduceOp]]]] = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared(name: str) -> None:
-    function, sweeps = SHARED[name]
+    function, reduction_loops = SHARED[name]
     made = region(function, torch.randn(4, 12, dtype=torch.float64))
     program = made.passed(NO_SPLIT)
-    assert _sweeps(program) == sweeps
+    assert _reduction_loop(program) == reduction_loops
     made.check(program)
 
 
@@ -76,17 +76,17 @@ ONLINE: dict[str, tuple[Callable[[Tensor], Any], list[list[ReduceOp]]]] = {
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_online(name: str) -> None:
-    function, sweeps = ONLINE[name]
+    function, reduction_loops = ONLINE[name]
     made = region(function, torch.randn(4, 12, dtype=torch.float64))
     program = made.passed(LONG)
-    assert _sweeps(program) == sweeps
+    assert _reduction_loop(program) == reduction_loops
     made.check(program)
 
 
 def test_short_rows_keep_two_sweeps() -> None:
     """They stay on chip, where a second sweep is cheaper than rescaling."""
     made = region(lambda x: x.softmax(1), torch.randn(4, 8))
-    assert _sweeps(made.passed(LONG)) == [[ReduceOp.MAX], [ReduceOp.SUM]]
+    assert _reduction_loop(made.passed(LONG)) == [[ReduceOp.MAX], [ReduceOp.SUM]]
 
 
 def test_rows_without_a_finite_value() -> None:

@@ -479,10 +479,10 @@ def test_a_candidate_that_cannot_be_built_is_told_and_another_one_serves(monkeyp
 def test_a_candidate_that_cannot_be_generated_is_told_and_another_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     real = candidates.candidate_of
 
-    def failing(work: Work, variant: Any, *rest: Any) -> Any:
-        if variant.name == "channels last":
+    def failing(work: Work, spec: Any, *rest: Any) -> Any:
+        if spec.name == "channels last":
             raise ZeroDivisionError("a bug of ours")
-        return real(work, variant, *rest)
+        return real(work, spec, *rest)
 
     monkeypatch.setattr(candidates, "candidate_of", failing)
     model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)

@@ -11,10 +11,10 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp, Window
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import (
-    Alarm,
     Buffer,
     Kernel,
     LibraryCall,
+    OverflowFlag,
     Partials,
     Program,
     Reduction,
@@ -31,13 +31,13 @@ ROW, COL = Axis("i", 4), Axis("j", 8)
 i, j = axis_index(ROW), axis_index(COL)
 b = Builder()
 X = b.load("x", i * 8 + j, F32)
-STAT = b.stat("r0", 0, F32)
+STAT = b.reduction_result("r0", 0, F32)
 SUM = Reduction("r0", ReduceOp.SUM, (X,), F32)
 KERNEL = Kernel(
     "k",
     rows=(ROW,),
     cols=(COL,),
-    sweeps=((SUM,),),
+    reduction_loops=((SUM,),),
     row_stores=(Store("t", i, STAT),),
     stores=(Store("out", i * 8 + j, b.apply(Op.SUB, X, STAT)),),
 )
@@ -72,7 +72,7 @@ def with_calls(*calls: LibraryCall) -> Program:
 
 CALL = PROGRAM.calls[0]
 SCAN: dict[str, object] = {
-    "sweeps": ((replace(SUM, running=True),),),
+    "reduction_loops": ((replace(SUM, running=True),),),
     "row_stores": (),
     "stores": (Store("out", i * 8 + j, b.prefix("r0", 0, j, F32)),),
 }
@@ -81,7 +81,7 @@ PIECE = Axis("p", 4)
 
 def leaving(total: Reduction, over: int = 1, **changes: object) -> Program:
     """The kernel with what it reduces over its rows, too, in place of a result per row."""
-    stores = (Store("t", axis_index(PIECE) + j * 0, b.stat(total.name, 0, F32)),)
+    stores = (Store("t", axis_index(PIECE) + j * 0, b.reduction_result(total.name, 0, F32)),)
     return with_kernel(row_stores=(), partials=Partials(PIECE, False, (total,), stores, over), **changes)
 
 
@@ -110,15 +110,17 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "aten.relu.default writes x, which is not its": lambda: with_calls(CALL, CALL),
     "aten.relu.default reads t before": lambda: with_calls(replace(CALL, args=((Ref("t"), 1),))),
     "k: two axes share a name": lambda: with_kernel(rows=(ROW, Axis("j", 2))),
-    "k: columns without a reduction": lambda: with_kernel(sweeps=(), row_stores=(), stores=(Store("out", i, X),)),
+    "k: columns without a reduction": lambda: with_kernel(
+        reduction_loops=(), row_stores=(), stores=(Store("out", i, X),)
+    ),
     "k: row stores in a pointwise kernel": lambda: with_kernel(
-        sweeps=(), cols=(), stores=(), row_stores=(Store("t", i, b.const(0, F32)),)
+        reduction_loops=(), cols=(), stores=(), row_stores=(Store("t", i, b.const(0, F32)),)
     ),
     "later raises an alarm in sums, which is no temporary": lambda: replace(
-        PROGRAM, kernels=(KERNEL, replace(READER, alarm=Alarm("sums", b.const(True, DType.BOOL))))
+        PROGRAM, kernels=(KERNEL, replace(READER, overflow_flag=OverflowFlag("sums", b.const(True, DType.BOOL))))
     ),
     "later: an alarm that is no condition per element": lambda: replace(
-        PROGRAM, kernels=(KERNEL, replace(READER, alarm=Alarm("t", b.load("t", i, F32))))
+        PROGRAM, kernels=(KERNEL, replace(READER, overflow_flag=OverflowFlag("t", b.load("t", i, F32))))
     ),
     "k: a convolution, or rows that blocks share, in a kernel that may not run": lambda: with_kernel(
         when="x", team=Team(2, 1, "t")
@@ -140,10 +142,10 @@ BROKEN: dict[str, Callable[[], Program]] = {
     "index i uses an axis out of scope": lambda: with_kernel(once=(Store("sums", i, b.const(0, F32)),)),
     "k: two stores to one buffer": lambda: with_kernel(stores=KERNEL.stores * 2),
     "k: a running reduction beside others of its sweep": lambda: with_kernel(
-        **{**SCAN, "sweeps": ((replace(SUM, running=True), replace(SUM, name="r1")),)}
+        **{**SCAN, "reduction_loops": ((replace(SUM, running=True), replace(SUM, name="r1")),)}
     ),
     "k: a running reduction beside others of its sweep, or before others": lambda: with_kernel(
-        **{**SCAN, "sweeps": ((replace(SUM, name="r1", running=True),), *SCAN["sweeps"])}
+        **{**SCAN, "reduction_loops": ((replace(SUM, name="r1", running=True),), *SCAN["reduction_loops"])}
     ),
     "k: a running reduction over several axes": lambda: with_kernel(**SCAN, cols=(COL, Axis("k", 2))),
     "k: a running reduction of rows that blocks share": lambda: with_kernel(**SCAN, team=Team(2, 1, "t")),
@@ -151,16 +153,16 @@ BROKEN: dict[str, Callable[[], Program]] = {
         **{**SCAN, "stores": (Store("out", i * 8 + j, b.prefix("r0", 0, j + 1, F32)),)}
     ),
     "k: running moments": lambda: with_kernel(
-        **{**SCAN, "sweeps": ((replace(SUM, op=ReduceOp.MOMENTS, running=True),),)}
+        **{**SCAN, "reduction_loops": ((replace(SUM, op=ReduceOp.MOMENTS, running=True),),)}
     ),
     "k: r0 used at a column, where it has no result": lambda: storing(b.prefix("r0", 0, j, F32)),
-    "k: two reductions share a name": lambda: with_kernel(sweeps=((SUM,), (SUM,))),
-    "k: r0 takes 1 values, has 2": lambda: with_kernel(sweeps=((replace(SUM, values=(X, X)),),)),
-    "k: result of r1 used before its sweep ends": lambda: storing(b.stat("r1", 0, F32)),
+    "k: two reductions share a name": lambda: with_kernel(reduction_loops=((SUM,), (SUM,))),
+    "k: r0 takes 1 values, has 2": lambda: with_kernel(reduction_loops=((replace(SUM, values=(X, X)),),)),
+    "k: result of r1 used before its sweep ends": lambda: storing(b.reduction_result("r1", 0, F32)),
     "k: result of r0 used before": lambda: with_kernel(
-        sweeps=((SUM, Reduction("r1", ReduceOp.SUM, (b.apply(Op.SUB, X, STAT),), F32)),)
+        reduction_loops=((SUM, Reduction("r1", ReduceOp.SUM, (b.apply(Op.SUB, X, STAT),), F32)),)
     ),
-    "k: r0 has no part 1": lambda: storing(b.stat("r0", 1, F32)),
+    "k: r0 has no part 1": lambda: storing(b.reduction_result("r0", 1, F32)),
     "k: store to unknown buffer gone": lambda: with_kernel(stores=(Store("gone", i, X),)),
     "k: load from unknown buffer gone": lambda: storing(b.load("gone", i, F32)),
     "k: load of f32 x as f16": lambda: storing(b.load("x", i, DType.F16)),

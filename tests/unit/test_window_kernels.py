@@ -89,11 +89,11 @@ def _seconds(program: Program, kernel: Kernel) -> float:
     """Windows where rows are reduced cost most, then what is read of a buffer as large as an input."""
     large = max(program.buffer(name).numel for name in program.inputs)
     read = sum(program.buffer(name).numel == large for name in kernel.reads)
-    return 9.0 * _reduces_windows(kernel) + read * (2 if kernel.sweeps else 1)
+    return 9.0 * _reduces_windows(kernel) + read * (2 if kernel.reduction_loops else 1)
 
 
 def _reduces_windows(kernel: Kernel) -> bool:
-    return bool(kernel.sweeps) and any(isinstance(node, Window) for node in kernel.nodes)
+    return bool(kernel.reduction_loops) and any(isinstance(node, Window) for node in kernel.nodes)
 
 
 def _options() -> PassOptions:
@@ -218,7 +218,9 @@ def test_a_float32_result_reads_what_holds_its_value(model: Callable[[Tensor], t
     """As it is, or as the half that the model itself makes of it."""
     made = region(model, torch.randn(2, 3, 8, 16))
     program = made.passed()
-    assert not any(isinstance(node, Window) for kernel in program.kernels if kernel.sweeps for node in kernel.nodes)
+    assert not any(
+        isinstance(node, Window) for kernel in program.kernels if kernel.reduction_loops for node in kernel.nodes
+    )
     made.check(program, exact=False)
 
 
@@ -227,5 +229,5 @@ def test_a_half_that_the_store_rounds_is_read_for_halves_alone() -> None:
     x = torch.randn(2, 3, 8, 16).half()
     for reduce, computed in ((lambda v: (v * 1.5).sum(-2), False), (lambda v: (v.float() * 1.5).sum(-2), True)):
         program = region(beside(average, reduce, lambda v: v * 1.5), x).passed()
-        reading = [node for kernel in program.kernels if kernel.sweeps for node in kernel.nodes]
+        reading = [node for kernel in program.kernels if kernel.reduction_loops for node in kernel.nodes]
         assert any(isinstance(node, Window) for node in reading) is computed

@@ -14,7 +14,7 @@ from fusepass.codegen.passes.alignment import align
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 
-def with_common_prefix(program: Program, builder: Builder) -> Program:
+def fuse_into_producer(program: Program, builder: Builder) -> Program:
     """`program`, whose first kernel has the dimensions of a result as rows, with as much in that as all readers of what it stores begin with.
 
     That is cheap operations on the result and on inputs that differ by channel alone.

@@ -55,7 +55,7 @@ def with_room(program: Program, builder: Builder, before: Kernel, planes: Sequen
     """
     kernel, *rest = program.kernels
     _, sample, row, column = kernel.rows
-    kept = frozenset[str]().union(*(each.reads for each in rest if each.sweeps))
+    kept = frozenset[str]().union(*(each.reads for each in rest if each.reduction_loops))
     kept |= {node.buffer for each in rest for node in each.nodes if isinstance(node, Gather)}
     stores, buffers = [*kernel.stores], {each.name: each for each in program.buffers}
     for number, (store, own) in enumerate(zip(kernel.stores, before.stores, strict=True)):

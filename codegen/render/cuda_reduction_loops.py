@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, Stat, walk
+from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare
 
 
-class Sweeps:
+class ReductionLoops:
     """The lines of a kernel's phases; the anchor's result at hand is ``$sum``.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sweeps:
         for axis, text in axes.items():
             scope.define_axis(axis, text)
         for node in walk(*roots):
-            if isinstance(node, Stat) and node.reduction in self._states:
+            if isinstance(node, ReductionResult) and node.reduction in self._states:
                 scope.bind(node, f"{self._states[node.reduction]}{self.suffix}.part<{node.part}>()")
         self.printer.expect(roots)
         return scope
@@ -58,7 +58,7 @@ class Sweeps:
         outer: Scope,
         column: str,
         ready: Expr,
-        sweep: Sequence[Reduction],
+        reduction_loop: Sequence[Reduction],
         stores: Sequence[Store],
         kept: Expr | None = None,
         place: str = "",
@@ -70,7 +70,7 @@ class Sweeps:
         inner = outer.child()
         inner.define_axis(self.kernel.cols[0], column)
         inner.bind(ready, "$sum")
-        for reduction in sweep:
+        for reduction in reduction_loop:
             values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
             inner.lines.append(f"{self._states[reduction.name]}{self.suffix}.push({values});")
         inner.lines += [self.stored(inner, store) for store in stores]

@@ -11,7 +11,7 @@ from fusepass.codegen.passes.alignment import Aligned, align
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
 
-Again = Callable[[Program, Kernel, Kernel], bool]
+Rematerialise = Callable[[Program, Kernel, Kernel], bool]
 """Whether two kernels with one convolution, the first of which keeps nothing but what it reduces, take less time than one that stores
 its results and another that reads them."""
 
@@ -21,7 +21,9 @@ def never(program: Program, first: Kernel, second: Kernel) -> bool:
     return False
 
 
-def compute_again(program: Program, builder: Builder, position: int, pieces: Pieces, again: Again) -> Program | None:
+def rematerialise(
+    program: Program, builder: Builder, position: int, pieces: Pieces, again: Rematerialise
+) -> Program | None:
     """`program` with what is reduced over the positions of the convolution at `position` in its kernel, which stores nothing else, and a
     second kernel for it, in the place of the only one that reads its results.
 
