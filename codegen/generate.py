@@ -30,17 +30,17 @@ from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
-from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
-from fusepass.codegen.schedule.patch_partials import (
+from fusepass.codegen.schedule.multi_row import strip_team
+from fusepass.codegen.schedule.output_tile_partials import (
     pieces_of_windows,
     seconds_with_windows,
     windows_overlap,
     windows_pay_twice,
 )
+from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule.row_pieces import row_pieces
 from fusepass.codegen.schedule.scan import rows_stay
 from fusepass.codegen.schedule.shape import ACCESS, fills
-from fusepass.codegen.schedule.strips import strip_team
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.schedule.weights import beginnings
 from fusepass.codegen.schedule_general import Generality
@@ -158,9 +158,9 @@ def pass_options(
             fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
             anchors=_generates(anchor, facts),
             warps=schedule_convolution.warps_together(facts),
-            halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES),
+            halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY),
             tiled=anchor is AnchorSource.TILED_HALVES,
-            held=anchor is AnchorSource.HELD_HALVES,
+            held=anchor is AnchorSource.REGISTER_STATIONARY,
             plain=anchor is AnchorSource.ARITHMETIC,
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
             again=lambda program, first, second: _pays_twice(program, first, second, facts),

@@ -61,7 +61,7 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             blocks = ceil(kernel.row_count, plan.lanes * plan.width)
             full = plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS
             return replace(plan, unroll=plan.unroll if full else _unroll(plan), overlap=0, blocks=blocks)
-        case Walk.CROSSING | Walk.PATCH:
+        case Walk.TRANSPOSE | Walk.OUTPUT_TILE:
             return plan
 
 

@@ -20,7 +20,7 @@ ROWS, DEPTH = 16, 8
 HALVES = 8
 """Halves of the widest copy: as many channels of a position lie together."""
 
-MOST_HELD = 112
+MOST_REGISTER_STATIONARY = 112
 """Registers of a thread that weights may stay in."""
 
 GROUP_ARCH = "sm_90"
@@ -253,7 +253,7 @@ def holds_weights(anchor: Convolution, weight: Sequence[int]) -> bool:
     if max(anchor.stride) > 1:
         return False
     terms = min(pair_terms(ins, weight[2:], along=way) for way in pair_ways(anchor))
-    return outs <= ROWS * _MOST_ROWS_HELD and ceil(terms / _TERMS) * anchor.parts * 4 <= MOST_HELD
+    return outs <= ROWS * _MOST_ROWS_HELD and ceil(terms / _TERMS) * anchor.parts * 4 <= MOST_REGISTER_STATIONARY
 
 
 def pair_ways(anchor: Convolution) -> tuple[bool, ...]:
@@ -292,7 +292,7 @@ def is_plain_product(
     return groups == 1 == max(one) and not any(padding) and tuple(all_) == tuple(kernel)
 
 
-def takes_patches(anchor: Convolution, kernel: Sequence[int], step: int, nbytes: int) -> bool:
+def takes_output_tiles(anchor: Convolution, kernel: Sequence[int], step: int, nbytes: int) -> bool:
     """Whether the windows of a plain convolution lie side by side, without a border and in one group, and rows of each are as wide as
     accesses to memory should be at least: then they are rows of a matrix as they lie.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import Expr, Gather, Load, Masked, Position, Window, walk
 from fusepass.codegen.ir.index import Axis, Bound
-from fusepass.codegen.ir.patches import finds_pairs, is_plain, lone_windows, without_mask
+from fusepass.codegen.ir.output_tiles import finds_pairs, is_plain, lone_windows, without_mask
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.sliding import Line
 

@@ -34,11 +34,11 @@ class Planes:
         return (self.span - 1) // self.step + 1
 
     @property
-    def turn(self) -> int:
+    def iteration(self) -> int:
         """Planes of a turn, in which a result begins and another one is finished."""
         return min(self.step, self.span)
 
-    def turns(self, results: int) -> int:
+    def iterations(self, results: int) -> int:
         """In how many turns so many results, one after another, are finished."""
         return results + self.open - 1
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from fusepass.codegen.ir.expr import ReduceOp
-from fusepass.codegen.ir.patch_tiles import TileShape
-from fusepass.codegen.ir.patches import PatchWindow, finds_pairs
+from fusepass.codegen.ir.output_tiles import TileWindow, finds_pairs
+from fusepass.codegen.ir.staged_windows import TileShape
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Reduced:
         everywhere: whether what is not there is reduced like anything else, as tiles have numbers in its place that change nothing.
     """
 
-    window: PatchWindow
+    window: TileWindow
     unroll: int
     width: int
     along: int
@@ -108,7 +108,7 @@ class Reduced:
         return self.width // self.lanes * self.rows.reductions
 
 
-def reduced(window: PatchWindow, shapes: Sequence[TileShape], unroll: int, width: int, along: int = 0) -> Reduced:
+def reduced(window: TileWindow, shapes: Sequence[TileShape], unroll: int, width: int, along: int = 0) -> Reduced:
     """The way of a window whose input has tiles of these shapes; `along` if other threads find what rows come to."""
     alone = window.separable and window.plain
     everywhere = alone and not shapes[0].run

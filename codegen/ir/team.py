@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Reduction
 
-_TURNS = 2
-_TURNS_OF_STRIPS = 4
+_ITERATIONS = 2
+_ITERATIONS_OF_STRIPS = 4
 _WORD = 4
 _TAGGED = 2 * _WORD  # a word of a state, and the number of its turn beside it
 _ALIGNMENT = 16
@@ -31,8 +31,8 @@ def state_bytes(reduction: Reduction) -> int:
 
 def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1, together: int = 1) -> dict[str, int]:
     """Where the states of each reduction of `kernel` begin; under the empty name, where all end."""
-    turns = _TURNS if strip == 1 else _TURNS_OF_STRIPS
-    return dict(_offsets(kernel, turns * teams * members * strip * together))
+    iterations = _ITERATIONS if strip == 1 else _ITERATIONS_OF_STRIPS
+    return dict(_offsets(kernel, iterations * teams * members * strip * together))
 
 
 def _offsets(kernel: Kernel, states: int) -> Iterator[tuple[str, int]]:

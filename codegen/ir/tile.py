@@ -13,7 +13,7 @@ ACROSS_BYTES = 72 << 10
 
 _BANKS_BYTES = 128  # of shared memory, read or written at once
 _WORD = 4  # bytes of a bank
-_TURNS = 8  # vectors of 16 bytes in all banks
+_ITERATIONS = 8  # vectors of 16 bytes in all banks
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Tile:
         return (-(-self.along // unit) | 1) * unit
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         """Where vectors change places: the place of one along has its lowest bits turned round by those of the number
         of the access across. So accesses across, side by side, are in different banks, and a vector stays whole."""
-        return min(_TURNS, self.along // self.vector)
+        return min(_ITERATIONS, self.along // self.vector)
 
     @property
     def elements(self) -> int:

@@ -28,12 +28,14 @@ def chosen(builder: Builder, index: Index, pieces: Sequence[Piece]) -> Expr:
     """The value of the piece that `index` lies in; `pieces` follow each other, all of one type."""
     functions = [_function(piece.value) for piece in pieces]
     common = [each for each in dict.fromkeys(functions) if each is not None and functions.count(each) > 1]
-    value = _in_turn(builder, index, _only(builder, pieces, [each not in common for each in functions]))
+    value = _in_iteration(builder, index, _only(builder, pieces, [each not in common for each in functions]))
     for function in common:
         inside = [each == function for each in functions]
         applied = _applied_to_chosen(builder, index, pieces, inside)
         truths = [Piece(piece.start, builder.const(own, DType.BOOL)) for piece, own in zip(pieces, inside, strict=True)]
-        value = applied if all(inside) else builder.apply(Op.WHERE, _in_turn(builder, index, truths), applied, value)
+        value = (
+            applied if all(inside) else builder.apply(Op.WHERE, _in_iteration(builder, index, truths), applied, value)
+        )
     return value
 
 
@@ -58,7 +60,7 @@ def _only(builder: Builder, pieces: Sequence[Piece], inside: Sequence[bool]) -> 
     return [piece if own else replace(piece, value=zero) for piece, own in zip(pieces, inside, strict=True)]
 
 
-def _in_turn(builder: Builder, index: Index, pieces: Sequence[Piece]) -> Expr:
+def _in_iteration(builder: Builder, index: Index, pieces: Sequence[Piece]) -> Expr:
     """The same by one condition after another; nothing is computed of pieces in which `index` does not lie."""
     alike = [next(group) for _, group in groupby(pieces, lambda piece: id(piece.value))]
     ends = [*(piece.start for piece in alike[1:]), index.bounds[1] + 1]

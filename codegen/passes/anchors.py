@@ -20,12 +20,13 @@ from fusepass.codegen.ir.convolution import (
     scales_tiles,
     tiled_halves,
 )
-from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
+from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
+from fusepass.codegen.passes.chunks import in_places
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_columns import sums_of_rows
 from fusepass.codegen.passes.few_results import few_results_of, results_together
@@ -35,7 +36,6 @@ from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.operands import Seconds, lay_out_operands
 from fusepass.codegen.passes.packing import pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
-from fusepass.codegen.passes.places import in_places
 from fusepass.codegen.passes.plain_product import plain_product_of
 from fusepass.codegen.passes.products import product_of, without_idle_views
 from fusepass.codegen.passes.rematerialisation import Rematerialise, never, rematerialise
@@ -55,7 +55,9 @@ class AnchorSource(enum.Enum):
     ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels, products of few columns as sums
     HALVES = "scaled halves"  # generated code wherever it can, convolutions as products of halves wherever they can be
     TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
-    HELD_HALVES = "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
+    REGISTER_STATIONARY = (
+        "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
+    )
 
 
 def generate_anchors(
@@ -236,13 +238,13 @@ def _plain(
     if found is None or form is None:
         yield from forms
         return
-    known, of_patches = [*forms], found.of_patches
-    if (found.by_samples or of_patches) and _stores_channels_last(form.kernels[0]):
+    known, of_output_tiles = [*forms], found.of_output_tiles
+    if (found.by_samples or of_output_tiles) and _stores_channels_last(form.kernels[0]):
         found = found.turned(program)
 
     def goes_before(kernel: Kernel) -> bool:
         resident = isinstance(kernel.anchor, Convolution) and kernel.anchor.packed is None
-        return bool(kernel.cols) or (of_patches and resident)
+        return bool(kernel.cols) or (of_output_tiles and resident)
 
     yield from (each for each in known if goes_before(each[1]))
     for each in filter(None, (found.reduced(form, builder, pieces, kept), form)):

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 from math import inf, prod
 
-from fusepass.codegen.ir.crossing import pace
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.transpose import pace
 from fusepass.codegen.passes.rewrite import divisions, indices, rewrite_kernel
 
 _FAR = 32  # elements between neighbours, from which on each lies in lines of its own
@@ -67,7 +67,7 @@ def order_and_merge(program: Program, builder: Builder) -> Program:
 def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     if kernel.anchor is not None or kernel.partials is not None:
         return kernel  # its rows are the dimensions of the anchor's result, or sample, channel and positions
-    kernel = _crossing(program, kernel, builder)
+    kernel = _transposing(program, kernel, builder)
     # A scattered store costs more than a scattered load; but what lies along the columns is exchanged in tiles of rows.
     stores = [(store.buffer, store.index) for store in (*kernel.stores, *kernel.row_stores)]
     loads = [(load.buffer, load.index) for load in kernel.loads()]
@@ -81,7 +81,7 @@ def _tidy(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     return kernel
 
 
-def _crossing(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
+def _transposing(program: Program, kernel: Kernel, builder: Builder) -> Kernel:
     """A pointwise `kernel` with axes split where what it reads lies along a part of one, far apart along what it writes: so tiles bring
     both together.
     """

@@ -76,18 +76,18 @@ def _joined(program: Program, kernel: Kernel, access: int) -> Iterator[_Joined]:
     windowed = inside_windows(kernel.nodes)
     guarded = [(load, guard) for load, guard in guarded_loads(kernel.roots) if guard and id(load) not in windowed]
     for (first, one), (second, other) in permutations(guarded, 2):
-        turn = _turn(one, other) if first.buffer == second.buffer else None
-        if turn is None or turn.axis not in near or turn.length * first.dtype.nbytes >= WARP * access:
+        iteration = _iteration(one, other) if first.buffer == second.buffer else None
+        if iteration is None or iteration.axis not in near or iteration.length * first.dtype.nbytes >= WARP * access:
             continue
         distance = second.index - first.index
-        index = turn.index(first.index, distance.constant)
+        index = iteration.index(first.index, distance.constant)
         low, high = index.tight_bounds
         everywhere = low >= 0 and high < program.buffer(first.buffer).extent
         if not distance.terms and (everywhere or either((one, other))):
             yield _Joined((first, second), distance.constant, index)
 
 
-def _turn(first: Guard, second: Guard) -> _Turn | None:
+def _iteration(first: Guard, second: Guard) -> _Turn | None:
     """The pieces where the one and the other holds, and whatever both ask; None where these do not follow each other along an axis."""
     own, others = (
         [bound for bound in guard if bound not in beside] for guard, beside in ((first, second), (second, first))

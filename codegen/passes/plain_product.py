@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusepass.codegen.ir.convolution import Convolution, is_plain_product, takes_patches, takes_single_positions
+from fusepass.codegen.ir.convolution import Convolution, is_plain_product, takes_output_tiles, takes_single_positions
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Index, axis_index, delinearize
@@ -48,7 +48,7 @@ class PlainProduct:
         return bool(self.dims[0])
 
     @property
-    def of_patches(self) -> bool:
+    def of_output_tiles(self) -> bool:
         """Whether its columns are the positions of all samples."""
         return 0 in self.dims[2]
 
@@ -102,15 +102,15 @@ def plain_product_of(program: Program, anchor: Convolution, result: Buffer) -> P
     plain = is_plain_product(
         source.shape[2:], kernel, result.shape[2:], anchor.stride, border, anchor.groups, anchor.transposed
     )
-    patches = not plain and takes_patches(anchor, kernel, source.strides[-1], source.dtype.nbytes)
-    if not plain and not patches:
+    output_tiles = not plain and takes_output_tiles(anchor, kernel, source.strides[-1], source.dtype.nbytes)
+    if not plain and not output_tiles:
         return None
     samples = Operand(source.name, 0, source.strides[0], source.strides[1])
     spatial = tuple(range(2, 2 + rank))
     dims: _Dimensions = ((), (0,), (1, *spatial))
     inner = source.shape[1]
     together: tuple[Stride, ...]
-    if patches:
+    if output_tiles:
         steps = [step * stride for step, stride in zip(anchor.stride, source.strides[2:], strict=True)]
         windows = nested([result.shape[0], *result.shape[2:]], [source.strides[0], *steps])
         taps = nested(weight.shape[1:], weight.strides[1:])

@@ -16,8 +16,8 @@ from dataclasses import replace
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights, halves_of_place, parts_apart
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
+from fusepass.codegen.passes.chunks import weight_layout
 from fusepass.codegen.passes.halves import LOW_SHIFT, weight_scales_of
-from fusepass.codegen.passes.places import weight_layout
 
 
 def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: bool = False) -> Program:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.crossing import along_windows
 from fusepass.codegen.ir.dataflow import phases
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.tile import ACROSS_BYTES, SECTOR
+from fusepass.codegen.ir.transpose import along_windows
 from fusepass.codegen.passes.axes import count, merge_columns, nearest, read_and_written_along, split_axis
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, has_windows, may_store, meets_elements
 from fusepass.codegen.passes.rewrite import rewrite_kernel

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.render.cuda_circular_buffer import ring_body
 from fusepass.codegen.render.cuda_headers import INDIRECT, Plan, headers_of
-from fusepass.codegen.render.cuda_held_pairs import PairsWriter
 from fusepass.codegen.render.cuda_kernel import kernel_body
+from fusepass.codegen.render.cuda_multi_row import strips_body
+from fusepass.codegen.render.cuda_multistage import multistage_text
 from fusepass.codegen.render.cuda_product import product_body
-from fusepass.codegen.render.cuda_resident import resident_text
-from fusepass.codegen.render.cuda_ring import ring_body
-from fusepass.codegen.render.cuda_scaled import places_text
+from fusepass.codegen.render.cuda_register_stationary_pairs import PairsWriter
+from fusepass.codegen.render.cuda_scaled import chunk_text
 from fusepass.codegen.render.cuda_scan import scan_body
+from fusepass.codegen.render.cuda_shared_stationary import shared_stationary_text
 from fusepass.codegen.render.cuda_sparse import SparseWriter
-from fusepass.codegen.render.cuda_streamed import streamed_text
-from fusepass.codegen.render.cuda_strips import strips_body
 from fusepass.codegen.render.cuda_together import together_body
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
@@ -27,9 +27,9 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
-from fusepass.codegen.schedule_convolution.held import PairsSchedule
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule
-from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
+from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
+from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
+from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_general import Generality, generalised
 from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
@@ -198,19 +198,19 @@ def _kernel_text(
             lines = (f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *lines)
         return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
     if isinstance(plan, ConvolutionSchedule):
-        if isinstance(plan, PlacesSchedule):
-            text = places_text(kernel, program, plan, pointers, names)
+        if isinstance(plan, ChunkSchedule):
+            text = chunk_text(kernel, program, plan, pointers, names)
         elif isinstance(plan, PairsSchedule):
             text = PairsWriter(kernel, program, plan, pointers, names).write()
         elif isinstance(plan, SparseSchedule):
             text = SparseWriter(kernel, program, plan, pointers, names).write()
-        elif isinstance(plan, ResidentSchedule):
-            text = resident_text(kernel, program, plan, pointers, names)
+        elif isinstance(plan, SharedStationarySchedule):
+            text = shared_stationary_text(kernel, program, plan, pointers, names)
         else:
-            text = streamed_text(kernel, program, plan, pointers, names)
+            text = multistage_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     write = scan_body if kernel.scans else kernel_body
-    if plan.ring:
+    if plan.circular_buffer:
         alone = ring_body if plan.together == 1 else together_body
         write = alone if plan.walk is Walk.INNER else strips_body
     body = write(kernel, program, plan, pointers, names)

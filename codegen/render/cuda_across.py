@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.render.cuda_covered import read_covered
-from fusepass.codegen.render.cuda_exchange import Exchange, define
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_pieces import read_piece, write_piece
+from fusepass.codegen.render.cuda_transpose import SharedTranspose, define
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
@@ -33,7 +33,7 @@ class _Stand:
     steps: int
 
     @classmethod
-    def of(cls, frame: Frame, each: Exchange) -> _Stand:
+    def of(cls, frame: Frame, each: SharedTranspose) -> _Stand:
         """With the thread's place among the others defined."""
         tile, lines = each.tile, frame.top.lines
         across, along = tile.steps
@@ -47,7 +47,7 @@ class _Stand:
         first = frame.first_across and f"{frame.first_across}{f' / {tile.width}' if tile.width > 1 else ''} + "
         return cls(line, vector, first, across * along)
 
-    def slot(self, frame: Frame, each: Exchange) -> str:
+    def slot(self, frame: Frame, each: SharedTranspose) -> str:
         """The element of the tile for one lane of the thread's vector."""
         width = each.tile.width
         across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
@@ -55,11 +55,11 @@ class _Stand:
         return each.at(f"({across})", along, f"({self.vector})")
 
 
-def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
+def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
     """Load what crosses; the lines that write it to shared memory, when all else is loaded, and wait for the block."""
     written: list[str] = []
     for each in exchanges:
-        if each.crossing.load is None:
+        if each.transposing.load is None:
             continue
         if each.piece:
             written += read_piece(frame, each)
@@ -70,7 +70,7 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         stand, width = _Stand.of(frame, each), each.tile.width
         loaded = frame.names.exact(f"{each.name}_in")
         array, step = (f"[{stand.steps}]", f"[{frame.u}]") if stand.steps > 1 else ("", "")
-        vector = f"fp::Vec<{C_TYPES[each.crossing.load.dtype]}, {width}>"
+        vector = f"fp::Vec<{C_TYPES[each.transposing.load.dtype]}, {width}>"
         frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
         scope = frame.top.child()
         # A thread past the end loads what the last one loads.
@@ -82,8 +82,8 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
         define(frame, scope, each.across, across, width)
         inside = scope.child(conditional=True) if each.guard else scope
         start = inside.operand(each.index.substitute({each.lane: Index()}))
-        reuse = ", fp::Reuse::none" if each.crossing.buffer in frame.schedule.once else ""
-        pointer = frame.pointers[each.crossing.buffer]
+        reuse = ", fp::Reuse::none" if each.transposing.buffer in frame.schedule.once else ""
+        pointer = frame.pointers[each.transposing.buffer]
         inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
         if each.guard:
             scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
@@ -94,9 +94,9 @@ def read_in(frame: Frame, exchanges: Sequence[Exchange]) -> list[str]:
     return [*written, "__syncthreads();"] if written else []
 
 
-def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
+def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
     """Wait for the block; then store what crosses."""
-    stores = [each for each in exchanges if each.crossing.store is not None]
+    stores = [each for each in exchanges if each.transposing.store is not None]
     if stores:
         frame.top.lines.append("__syncthreads();")
     for each in stores:
@@ -106,7 +106,7 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         if each.piece:
             write_piece(frame, each)
             continue
-        stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.crossing.buffer
+        stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.transposing.buffer
         scope = frame.top.child()
         along = define(frame, scope, each.along, f"{frame.first_along}{stand.along}", 1)
         across = define(frame, scope, each.across, f"{stand.first}{stand.vector}", width)
@@ -131,9 +131,9 @@ def write_out(frame: Frame, exchanges: Sequence[Exchange]) -> None:
         frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
 
 
-def _write_rows(frame: Frame, each: Exchange) -> None:
+def _write_rows(frame: Frame, each: SharedTranspose) -> None:
     """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
-    tile, pointer, count, plan = each.tile, frame.pointers[each.crossing.buffer], each.tile.along, frame.schedule
+    tile, pointer, count, plan = each.tile, frame.pointers[each.transposing.buffer], each.tile.along, frame.schedule
     lanes = count * tile.nbytes // ACCESS
     lines = tile.threads // lanes
     steps = max(tile.across // lines, 1)
@@ -166,7 +166,10 @@ def _write_rows(frame: Frame, each: Exchange) -> None:
     along = frame.names.exact(f"{pointer}_at")
     target, past = place(f"{first} + {along}", single)
     stored = [f"{pointer}[{target}] = {each.at(f'({here})', along)};"]
-    row, piece = f"&{each.name}[({here}) * {tile.pitch}], {each.turn(f'({here})')}", f"{end} - {start} == {count - 1}"
+    row, piece = (
+        f"&{each.name}[({here}) * {tile.pitch}], {each.iteration(f'({here})')}",
+        f"{end} - {start} == {count - 1}",
+    )
     whole = f"fp::store_row<{count}>({pointer} + {start}, {row}, {lane});"
     if plan.overlap:
         own, sector = plan.own_rows, plan.overlap

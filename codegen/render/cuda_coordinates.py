@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fusepass.codegen.ir.crossing import near_step
-from fusepass.codegen.render.cuda_place import patch_place
+from fusepass.codegen.ir.transpose import near_step
+from fusepass.codegen.render.cuda_place import output_tile_place
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.schedule.plan import Walk
@@ -46,10 +46,10 @@ class Coordinates:
                 return self._inner(number)
             case Walk.OUTER:
                 return self._outer(number)
-            case Walk.CROSSING:
-                return self._crossing(number)
-            case Walk.PATCH:
-                return self._patch(number)
+            case Walk.TRANSPOSE:
+                return self._transposing(number)
+            case Walk.OUTPUT_TILE:
+                return self._output_tile(number)
 
     def _pointwise(self, number: str) -> Tile:
         plan, row = self.schedule, self.arranged.row
@@ -154,18 +154,18 @@ class Coordinates:
         if plan.groups > 1:
             frame.group = frame.constant("group", group)
 
-    def _loop_over_turns(self, count: int) -> None:
+    def _loop_over_iterations(self, count: int) -> None:
         """A block goes from row to row, or strip to strip, and takes some turns before the first one, in which the ring fills."""
         plan, row = self.schedule, self.names.exact("row")
-        turn = self.frame.turn = self.names.exact("turn")
+        iteration = self.frame.iteration = self.names.exact("turn")
         self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"
-        before = -(-plan.ring // (plan.turns * plan.together)) * plan.together  # rows
+        before = -(-plan.circular_buffer // (plan.iterations * plan.together)) * plan.together  # rows
         step = self.frame.row_step
-        self.frame.first_turn, there = turn, f" && {turn} >= 0"
+        self.frame.first_iteration, there = iteration, f" && {iteration} >= 0"
         if plan.together > 1:
-            self.frame.first_turn = self.names.exact("first_turn")
-            step, there = f"{plan.together} * {step}", f"{there} && {turn} < {count}"
-        counter, first = self.frame.first_turn, f"{self.frame.team}.number - {before} * {self.frame.team}.count"
+            self.frame.first_iteration = self.names.exact("first_turn")
+            step, there = f"{plan.together} * {step}", f"{there} && {iteration} < {count}"
+        counter, first = self.frame.first_iteration, f"{self.frame.team}.number - {before} * {self.frame.team}.count"
         self.frame.row_loop = f"for ({self.index_type} {counter} = {first}; {counter} < {count}; {counter} += {step})"
         self.frame.first_of_row += there
         assert self.arranged.row is not None
@@ -188,8 +188,8 @@ class Coordinates:
         limit = (
             "" if even else self.frame.constant("count", f"fp::least({self.index_type}({part}), {vectors} - {base})")
         )
-        if plan.ring:
-            self._loop_over_turns(self.kernel.row_count)
+        if plan.circular_buffer:
+            self._loop_over_iterations(self.kernel.row_count)
         else:
             self._loop_over_rows(f"{self.frame.team}.number", f"{self.frame.team}.count")
         whole = Tile(self.arranged.col, self.names.exact("col"), lane, plan.lanes, part, plan.width, True, True, False)
@@ -249,11 +249,11 @@ class Coordinates:
         limit = self.frame.constant(
             "count", f"fp::least({self.index_type}({plan.part}), {self.kernel.col_count} - {base})"
         )
-        self._loop_over_turns(-(-self.kernel.row_count // (plan.lanes * plan.width)))
+        self._loop_over_iterations(-(-self.kernel.row_count // (plan.lanes * plan.width)))
         tile = Tile(self.arranged.col, self.names.exact("col"), group, plan.groups, plan.part, 1, True, True, False)
         return replace(tile, base=base, limit=limit)
 
-    def _crossing(self, number: str) -> Tile:
+    def _transposing(self, number: str) -> Tile:
         plan = self.schedule
         rows, cols = plan.tile
         if self.kernel.col_count > cols:
@@ -276,8 +276,8 @@ class Coordinates:
         )
         return self._tile(start, plan.groups, self.kernel.col_count, 1)
 
-    def _patch(self, number: str) -> Tile:
-        self.frame.patch = patch_place(self.arranged, self.schedule, self.top, number, self.frame.constant)
+    def _output_tile(self, number: str) -> Tile:
+        self.frame.output_tile = output_tile_place(self.arranged, self.schedule, self.top, number, self.frame.constant)
         if self.schedule.parts > 1:
             self.frame.live = f"threadIdx.x < {self.schedule.threads // self.schedule.parts}"
         return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
@@ -311,7 +311,7 @@ class Coordinates:
         unroll, axis = self.schedule.unroll, self.arranged.col
         covered = unroll * step
         # A block whose tile has a place of its own among the columns does not go on to the next.
-        loop = covered < count and self.schedule.walk is not Walk.CROSSING
+        loop = covered < count and self.schedule.walk is not Walk.TRANSPOSE
         tail = bool(limit) or (self.frame.may_leave(count, covered) and (unroll > 1 or not loop))
         once = not loop and not tail and unroll == 1
         if once and self.schedule.start is not None and self.schedule.fetches:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from fusepass.codegen.ir.expr import Load
-from fusepass.codegen.ir.patch_tiles import ASYNCHRONOUS
-from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.ir.output_tiles import TileWindow
+from fusepass.codegen.ir.staged_windows import ASYNCHRONOUS
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, begin_copy, loop
+from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, begin_copy, loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
@@ -22,9 +22,9 @@ class TileSequence(Protocol):
     @property
     def frame(self) -> Frame: ...
     @property
-    def tiles(self) -> PatchTiles: ...
+    def tiles(self) -> StagedWindows: ...
     @property
-    def window(self) -> PatchWindow: ...
+    def window(self) -> TileWindow: ...
     @property
     def parts(self) -> int: ...
     @property

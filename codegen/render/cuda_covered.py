@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from fusepass.codegen.render.cuda_exchange import Exchange, define
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_transpose import SharedTranspose, define
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import C_TYPES, block
 
 
-def read_covered(frame: Frame, each: Exchange) -> list[str]:
+def read_covered(frame: Frame, each: SharedTranspose) -> list[str]:
     """Load what covers a tile's rows, the block's threads each the next vector; the lines that write it to shared memory."""
-    load, tile = each.crossing.load, each.tile
+    load, tile = each.transposing.load, each.tile
     assert load is not None
     total, width = tile.along * tile.vectors, tile.width
     steps, full = -(-total // tile.threads), total % tile.threads == 0
     name, access, line = (frame.names.exact(f"{each.name}_{part}") for part in ("in", "access", "line"))
     # A remainder tells the compiler in which steps all threads have a vector.
-    turn = f" + {frame.u} * {tile.threads}" if steps > 1 else ""
+    iteration = f" + {frame.u} * {tile.threads}" if steps > 1 else ""
     here = [
-        f"const int {access} = int(threadIdx.x % {tile.threads}){turn};",
+        f"const int {access} = int(threadIdx.x % {tile.threads}){iteration};",
         f"const int {line} = {access} / {tile.vectors};",
     ]
 

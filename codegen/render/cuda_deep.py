@@ -7,11 +7,11 @@ results of the patch, which the first part adds up and stores.
 from __future__ import annotations
 
 from fusepass.codegen.ir.index import axis_index
-from fusepass.codegen.ir.patches import PatchWindow, as_used
+from fusepass.codegen.ir.output_tiles import TileWindow, as_used
 from fusepass.codegen.render.cuda_copies import TileCopies
-from fusepass.codegen.render.cuda_deep_copies import Turns, WeightCopies
+from fusepass.codegen.render.cuda_deep_copies import Iterations, WeightCopies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
+from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, loop, times
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
@@ -22,10 +22,10 @@ from fusepass.errors import RenderError
 class DeepPatches:
     """The deep windows of a kernel whose schedule walks patches; all of them are over the same tiles."""
 
-    def __init__(self, frame: Frame, windows: tuple[PatchWindow, ...]) -> None:
+    def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
         self.frame, self.plan, self.windows = frame, frame.schedule, windows
-        self.tiles = PatchTiles(frame)
-        self.turns = Turns(frame, windows, self.tiles)
+        self.tiles = StagedWindows(frame)
+        self.iterations = Iterations(frame, windows, self.tiles)
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
@@ -39,17 +39,17 @@ class DeepPatches:
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
-        frame, plan, tiles, turns = self.frame, self.plan, self.tiles, self.turns
-        window, element = turns.window, turns.element
+        frame, plan, tiles, iterations = self.frame, self.plan, self.tiles, self.iterations
+        window, element = iterations.window, iterations.element
         frame.printer.expect([store.value for store in frame.kernel.stores])
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {tiles.pool}[];")
         (below,) = window.below
         tile = tiles.declare(window, below, STAGES * plan.parts * plan.planes)
         weights = frame.names.exact("weights")
-        tiles.reserve(weights, element, STAGES * turns.room * window.window.dtype.nbytes)
+        tiles.reserve(weights, element, STAGES * iterations.room * window.window.dtype.nbytes)
         if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
-        streams = TileCopies(turns, tile), WeightCopies(turns, weights)
+        streams = TileCopies(iterations, tile), WeightCopies(iterations, weights)
         for stream in streams:
             stream.prepare()
         for each in self.windows:
@@ -59,18 +59,18 @@ class DeepPatches:
             state = f"fp::{each.window.op.value}<{element}>"
             frame.top.lines.append(f"{state} {total}[{plan.unroll * plan.width}];")
         for stage in map(str, range(STAGES - 1)):
-            if int(stage) < turns.steps:
+            if int(stage) < iterations.steps:
                 frame.top.lines += block("", [line for each in streams for line in each.begin(stage)])
                 frame.top.lines += [line for each in streams for line in each.end(stage)]
             frame.top.lines.append("fp::end_copies();")
         ahead = f"{self._step} + {STAGES - 1}"
-        more = f"if ({ahead} < {turns.steps})"
+        more = f"if ({ahead} < {iterations.steps})"
         lines = [f"fp::await_copies<{STAGES - 2}>();", "__syncthreads();"]
         lines += block(more, [line for each in streams for line in each.begin(ahead)])
         lines += ["fp::end_copies();", *self._added(tile, weights)]
         lines += block(more, [line for each in streams for line in each.end(ahead)])
-        all_turns = f"for (int {self._step} = 0; {self._step} < {turns.steps}; ++{self._step})"
-        frame.top.lines += ["#pragma unroll 1", *block(all_turns, lines)]
+        all_iterations = f"for (int {self._step} = 0; {self._step} < {iterations.steps}; ++{self._step})"
+        frame.top.lines += ["#pragma unroll 1", *block(all_iterations, lines)]
         if plan.parts > 1:
             frame.top.lines += self._together()
 
@@ -85,25 +85,25 @@ class DeepPatches:
 
     def _added(self, tile: StagedTile, weights: str) -> list[str]:
         """What a tile adds to a thread's results."""
-        frame, plan, tiles, turns, shape = self.frame, self.plan, self.tiles, self.turns, tile.shape
-        window, below, (_, across) = turns.window, tile.below, turns.window.taps
+        frame, plan, tiles, iterations, shape = self.frame, self.plan, self.tiles, self.iterations, tile.shape
+        window, below, (_, across) = iterations.window, tile.below, iterations.window.taps
         size = plan.planes * shape.rows * shape.cols
         here, factors = (frame.names.numbered(word) for word in (f"{tile.name}_here", f"{weights}_here"))
         stage = f"{self._step} % {STAGES}"
-        part = (f" + {self._part} * {size}", f" + {self._part} * {turns.weights}")
-        first = [f"{stage} * {room}" for room in (plan.parts * size, turns.room)]
+        part = (f" + {self._part} * {size}", f" + {self._part} * {iterations.weights}")
+        first = [f"{stage} * {room}" for room in (plan.parts * size, iterations.room)]
         if plan.parts > 1:
             first = [text + each for text, each in zip(first, part, strict=True)]
         lines = [
             f"{C_TYPES[below.load.dtype]}* const {here} = {tile.name} + {first[0]};",
-            f"{turns.element}* const {factors} = {weights} + {first[1]};",
+            f"{iterations.element}* const {factors} = {weights} + {first[1]};",
         ]
         taps = [frame.names.numbered(axis.name) for axis in window.taps]
-        point = f"({taps[0]} * {across.size} + {taps[1]}) * {turns.apart}"
+        point = f"({taps[0]} * {across.size} + {taps[1]}) * {iterations.apart}"
         held = frame.names.numbered("factors")
         kept = keeps_weights(self.windows, plan)
         if kept:
-            lines += self._fetched(held, factors, turns.weights)
+            lines += self._fetched(held, factors, iterations.weights)
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))
@@ -113,7 +113,7 @@ class DeepPatches:
         inner.define_axis(frame.lane, frame.v)
         at = axis_index(frame.lane) * below.steps[1] + axis_index(across) * below.dilation[1]
         inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + shape.shift))}]")
-        mine = [] if kept else self._fetched(held, f"{factors} + {point}", turns.apart)
+        mine = [] if kept else self._fetched(held, f"{factors} + {point}", iterations.apart)
         pushes: list[str] = []
         number = 0
         for each, total in zip(self.windows, self._sums, strict=True):
@@ -131,12 +131,15 @@ class DeepPatches:
 
     def _fetched(self, name: str, start: str, count: int) -> list[str]:
         """`count` weights, in registers."""
-        width = next(width for width in (4, 2, 1) if self.turns.apart % width == 0)
+        width = next(width for width in (4, 2, 1) if self.iterations.apart % width == 0)
         k = self.frame.names.numbered("k")
         vector = (
             f"fp::as_vector<{width}>({name}[{times(k, width)}]) = fp::as_vector<{width}>(({start})[{times(k, width)}]);"
         )
-        return [f"__align__({4 * width}) {self.turns.element} {name}[{count}];", *loop(k, count // width, [vector])]
+        return [
+            f"__align__({4 * width}) {self.iterations.element} {name}[{count}];",
+            *loop(k, count // width, [vector]),
+        ]
 
     def _together(self) -> list[str]:
         """The first part adds what the others have."""
@@ -144,8 +147,8 @@ class DeepPatches:
         results = plan.unroll * plan.width
         pool, part, k = (frame.names.numbered(word) for word in ("sums", "part", "k"))
         each = results * len(self.windows) * self._threads
-        start = f"reinterpret_cast<{self.turns.element}*>({self.tiles.pool})"
-        lines = ["__syncthreads();", f"{self.turns.element}* const {pool} = {start};"]
+        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool})"
+        lines = ["__syncthreads();", f"{self.iterations.element}* const {pool} = {start};"]
 
         def place(which: str, number: int) -> str:
             mine = f"threadIdx.x % {self._threads}"

@@ -8,30 +8,30 @@ from math import prod
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
-from fusepass.codegen.ir.patches import PatchWindow
+from fusepass.codegen.ir.output_tiles import TileWindow
 from fusepass.codegen.render.cuda_copies import Copies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, loop
+from fusepass.codegen.render.cuda_staged_windows import StagedWindows, loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_tile, weights_of_turn
+from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_iteration, weights_of_tile
 from fusepass.codegen.schedule.plan import Schedule
 
 
 @dataclass(frozen=True)
-class Turns:
+class Iterations:
     """The turns in which a block takes tiles: each of its parts has one at a time."""
 
     frame: Frame
-    windows: tuple[PatchWindow, ...]
-    tiles: PatchTiles
+    windows: tuple[TileWindow, ...]
+    tiles: StagedWindows
 
     @property
     def plan(self) -> Schedule:
         return self.frame.schedule
 
     @property
-    def window(self) -> PatchWindow:
+    def window(self) -> TileWindow:
         return self.windows[0]
 
     @property
@@ -69,7 +69,7 @@ class Turns:
     @property
     def room(self) -> int:
         """Numbers from what one turn's tiles are multiplied by to the next one's."""
-        return weights_of_turn(self.windows, self.plan)
+        return weights_of_iteration(self.windows, self.plan)
 
     def deep_axes(self, scope: Scope, step: str) -> None:
         """Define the axes that count tiles in `scope`, for the first part in turn `step`."""
@@ -103,18 +103,18 @@ class Turns:
 class WeightCopies(Copies):
     """What the windows multiply by: that of all windows for a point side by side, 0 where a window has no such point."""
 
-    def __init__(self, turns: Turns, name: str) -> None:
-        self._name, self._constants = name, [*_constants(turns.windows)]
-        self.of = turns
-        super().__init__(turns.frame, turns.plan.parts * turns.weights, ("weight", "waiting_weight"))
+    def __init__(self, iterations: Iterations, name: str) -> None:
+        self._name, self._constants = name, [*_constants(iterations.windows)]
+        self.of = iterations
+        super().__init__(iterations.frame, iterations.plan.parts * iterations.weights, ("weight", "waiting_weight"))
 
     def prepare(self) -> None:
         """Declare where weights come from."""
-        frame, turns, window = self.frame, self.of, self.of.window
+        frame, iterations, window = self.frame, self.of, self.of.window
         thread, which = frame.names.numbered("t"), frame.names.numbered("which")
         scope = Scope(frame.printer)
-        scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {turns.apart};"]
-        for axis, apart in zip(window.taps, (window.taps[1].size * turns.apart, turns.apart), strict=True):
+        scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {iterations.apart};"]
+        for axis, apart in zip(window.taps, (window.taps[1].size * iterations.apart, iterations.apart), strict=True):
             name = frame.names.numbered(axis.name)
             scope.lines.append(f"const int {name} = {thread} / {apart} % {axis.size};")
             scope.define_axis(axis, name)
@@ -123,8 +123,8 @@ class WeightCopies(Copies):
             index = load.index.substitute({axis: Index() for axis in window.deep})
             condition = scope.condition(each.taken)
             start = scope.index(index)
-            if turns.plan.parts > 1:
-                start = f"{thread} / {turns.weights} * {load.index.stride(window.deep[0])} + {start}"
+            if iterations.plan.parts > 1:
+                start = f"{thread} / {iterations.weights} * {load.index.stride(window.deep[0])} + {start}"
             there = [f"{which} == {number}"] + ([] if condition == "true" else [f"({condition})"])
             there += [f"{thread} < {self.total}"] if self.total % self.threads else []
             scope.lines += block(f"if ({' && '.join(there)})", [f"{self.origin}[{self.k}] = {start};"])
@@ -150,12 +150,12 @@ class WeightCopies(Copies):
 
     def end(self, step: str) -> list[str]:
         """Lay down what turn `step` needs."""
-        turns, value = self.of, f"{self.waiting}[{self.k}]"
-        if turns.window.window.dtype is not self._load.dtype:
-            value = f"fp::cast<{turns.element}>({value})"
-        stage = f"({step}) % {STAGES} * {turns.room}"
+        iterations, value = self.of, f"{self.waiting}[{self.k}]"
+        if iterations.window.window.dtype is not self._load.dtype:
+            value = f"fp::cast<{iterations.element}>({value})"
+        stage = f"({step}) % {STAGES} * {iterations.room}"
         return self.where_there([f"{self._name}[{stage} + {self.mine}] = {value};"])
 
 
-def _constants(windows: tuple[PatchWindow, ...]) -> Iterator[tuple[PatchWindow, Load]]:
+def _constants(windows: tuple[TileWindow, ...]) -> Iterator[tuple[TileWindow, Load]]:
     return ((window, load) for window in windows for load in window.constants)

@@ -18,7 +18,7 @@ from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda_coordinates import Coordinates, Turned, define_turned_row
-from fusepass.codegen.render.cuda_place import PatchPlace
+from fusepass.codegen.render.cuda_place import OutputTilePlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
@@ -27,8 +27,8 @@ from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS
 
 if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_patch_partials import PatchPartials
-    from fusepass.codegen.render.cuda_patch_results import PatchResults
+    from fusepass.codegen.render.cuda_output_tile_partials import OutputTilePartials
+    from fusepass.codegen.render.cuda_output_tile_results import OutputTileResults
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
 
@@ -72,13 +72,13 @@ class Frame:
         # and which of the block's rows at once a thread has.
         self.piece, self.sample, self.end_of_piece, self.group = "", "", "", "0"
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
-        self.turn = ""  # with a ring, the row at hand, or less than 0 before the first one
-        self.first_turn = ""  # the first of the rows for which a team meets at once
-        self.patch: PatchPlace | None = None
+        self.iteration = ""  # with a ring, the row at hand, or less than 0 before the first one
+        self.first_iteration = ""  # the first of the rows for which a team meets at once
+        self.output_tile: OutputTilePlace | None = None
         # Whether results of a patch that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
-        self.results: PatchResults | None = None  # of a patch, where they leave through shared memory
-        self.found: PatchPartials | None = None  # of a patch that is reduced over positions
+        self.results: OutputTileResults | None = None  # of a patch, where they leave through shared memory
+        self.found: OutputTilePartials | None = None  # of a patch that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -94,7 +94,7 @@ class Frame:
     @property
     def vector_rows(self) -> bool:
         """Whether a thread has several rows, each with its own results."""
-        return self.schedule.walk in (Walk.OUTER, Walk.CROSSING) and self.schedule.width > 1
+        return self.schedule.walk in (Walk.OUTER, Walk.TRANSPOSE) and self.schedule.width > 1
 
     def has_lanes(self, node: Expr) -> bool:
         """Whether the lanes of a vector have different values of `node`."""
@@ -238,10 +238,10 @@ class Frame:
 
     def define_step(self, scope: Scope) -> None:
         """Define the row of the image in `scope`, for step `u`; of other walks, nothing."""
-        if self.patch is not None:
+        if self.output_tile is not None:
             y = self.arranged.image[0]
             row = self.names.numbered(y.name)
-            here = f"{self.patch.top_row} + {self.u}" if self.schedule.unroll > 1 else self.patch.top_row
+            here = f"{self.output_tile.top_row} + {self.u}" if self.schedule.unroll > 1 else self.output_tile.top_row
             scope.lines.append(f"const {self.index_type} {row} = {here};")
             scope.define_axis(y, row)
 
@@ -250,10 +250,10 @@ class Frame:
         """Which of a thread's rows of a patch is at hand."""
         return self.u if self.schedule.unroll > 1 else "0"
 
-    def own_in_patch(self) -> str:
+    def own_in_tile(self) -> str:
         """The condition that the vector at hand is no other thread's, where patches overlap; else empty."""
-        assert self.patch is not None
-        rows, columns = self.patch.own
+        assert self.output_tile is not None
+        rows, columns = self.output_tile.own
         asked = [f"{self.row_of_thread} >= {rows}"] if rows != "0" else []
         asked += [f"{columns} <= 0"] if columns != "0" else []
         return " && ".join(asked)

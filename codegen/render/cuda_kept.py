@@ -57,8 +57,10 @@ class KeptPlaces:
             vector = f"fp::Vec<{element}, {width}>"
             start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
             frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
-            ring = frame.schedule.ring * frame.schedule.unroll
-            places = ring * frame.schedule.threads if ring else -(-tile.count // tile.step) * tile.step
+            circular_buffer = frame.schedule.circular_buffer * frame.schedule.unroll
+            places = (
+                circular_buffer * frame.schedule.threads if circular_buffer else -(-tile.count // tile.step) * tile.step
+            )
             self._pool_bytes += places * width * kept.node.dtype.nbytes
             return
         if tile.loop:

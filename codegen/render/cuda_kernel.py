@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, ReductionResult
 from fusepass.codegen.ir.index import axis_index
-from fusepass.codegen.ir.patches import deep_windows
+from fusepass.codegen.ir.output_tiles import deep_windows
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_deep import DeepPatches
 from fusepass.codegen.render.cuda_ends import Ends
-from fusepass.codegen.render.cuda_exchange import Exchange, exchanges
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_line_windows import LineWindows
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_output_tile import OutputTilees
 from fusepass.codegen.render.cuda_over_rows import OverRows
-from fusepass.codegen.render.cuda_patch import Patches
 from fusepass.codegen.render.cuda_planes import PlanePatches
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_staged import Staged
@@ -39,6 +38,7 @@ from fusepass.codegen.render.cuda_states import (
 )
 from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile, arrange
+from fusepass.codegen.render.cuda_transpose import SharedTranspose, exchanges
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -66,14 +66,14 @@ class Phase:
     last: bool = False  # whether no other phase follows
 
 
-def _patches(frame: Frame) -> Patches | DeepPatches | LineWindows:
+def _patches(frame: Frame) -> OutputTilees | DeepPatches | LineWindows:
     if frame.schedule.direct:
         return LineWindows(frame)
     if frame.arranged.through is not None:
         return PlanePatches(frame)
     y, x = frame.arranged.image
     deep = deep_windows(frame.kernel, frame.program, (y, x))
-    return DeepPatches(frame, deep) if deep else Patches(frame)
+    return DeepPatches(frame, deep) if deep else OutputTilees(frame)
 
 
 class KernelWriter:
@@ -91,13 +91,13 @@ class KernelWriter:
         self.over_rows = OverRows(frame) if frame.schedule.pieces else None
         self.before_rows = len(self.top.lines)
         if self.over_rows is not None:
-            self.over_rows.begin_turn()
+            self.over_rows.begin_iteration()
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
-        self.patches = _patches(frame) if frame.patch is not None else None
+        self.output_tiles = _patches(frame) if frame.output_tile is not None else None
         if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
-        self.exchanged: tuple[Exchange, ...] = exchanges(frame)
+        self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)
         self.staged = Staged(frame) if frame.schedule.staged else None
         self.arrived = (
             self.staged.begun() if self.staged is not None else []
@@ -111,22 +111,22 @@ class KernelWriter:
         if kernel.row_stores:
             self.write_row_stores(kernel.row_stores)
         self.arrived = read_in(self.frame, self.exchanged)
-        if self.patches is not None:
-            self.patches.compute()
+        if self.output_tiles is not None:
+            self.output_tiles.compute()
         if kernel.ends_per_element:
             self._element_stores(kernel.stores)
-        if self.patches is not None:
-            self.patches.close()
+        if self.output_tiles is not None:
+            self.output_tiles.close()
         write_out(self.frame, self.exchanged)
         self.places.check()
         stays = self.over_rows is not None or (bool(self.frame.row_loop) and not self.frame.team)
         if stays and len(kernel.reduction_loops) == 1 and self.schedule.lanes > 32:
             self.top.lines.append("__syncthreads();")  # the next row's states go where this one's are read
-        lines, turn = self.top.lines[: self.before_rows], self.top.lines[self.before_rows :]
+        lines, iteration = self.top.lines[: self.before_rows], self.top.lines[self.before_rows :]
         if self.over_rows is not None:
-            lines = self.over_rows.around(lines, turn)
+            lines = self.over_rows.around(lines, iteration)
         else:
-            lines += block(self.frame.row_loop, turn) if self.frame.row_loop else turn
+            lines += block(self.frame.row_loop, iteration) if self.frame.row_loop else iteration
         return without_unused(lines)
 
     def _say(self, text: str) -> None:
@@ -235,7 +235,7 @@ class KernelWriter:
             return
         start = frame.names.numbered("start") if tile.loop else tile.start
         steps = self.top.child()
-        exchanged = [each.crossing.load for each in self.exchanged if each.crossing.load is not None]
+        exchanged = [each.transposing.load for each in self.exchanged if each.transposing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
         if self.over_rows is not None and self.schedule.early and phase.states and not phase.known:
             ahead = self.over_rows.brought(ahead, steps)
@@ -305,7 +305,7 @@ class KernelWriter:
         lanes = step.child() if self.width > 1 else step
         mark = len(step.lines)
         self._bind(lanes, step, phase, ahead)
-        if self.patches is None:
+        if self.output_tiles is None:
             vector_windows(self.frame, step, lanes, phase.roots, [kept.node for kept in phase.known])
         for kept in phase.made:
             has_lanes = self.frame.has_lanes(kept.node)
@@ -345,12 +345,12 @@ class KernelWriter:
         for kept in phase.known:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:
-            if exchange.crossing.load is not None:
-                lanes.bind(exchange.crossing.load, exchange.read(self.frame, step, lanes))
+            if exchange.transposing.load is not None:
+                lanes.bind(exchange.transposing.load, exchange.read(self.frame, step, lanes))
         if self.frame.vector_rows:
             self.rows.bind(lanes)
-        if self.patches is not None:
-            self.patches.bind(lanes)
+        if self.output_tiles is not None:
+            self.output_tiles.bind(lanes)
 
     # ---- kept values
 

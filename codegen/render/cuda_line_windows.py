@@ -11,8 +11,8 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
 from fusepass.codegen.ir.sliding import Line
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import loop, times
 from fusepass.codegen.render.cuda_sliding import line as line_of
+from fusepass.codegen.render.cuda_staged_windows import loop, times
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.errors import RenderError
@@ -22,8 +22,8 @@ class LineWindows:
     """The windows of a kernel whose schedule reads them directly."""
 
     def __init__(self, frame: Frame) -> None:
-        assert frame.patch is not None
-        self.frame, self.place = frame, frame.patch
+        assert frame.output_tile is not None
+        self.frame, self.place = frame, frame.output_tile
         self._states: list[tuple[LineWindow, str]] = []
 
     def compute(self) -> None:

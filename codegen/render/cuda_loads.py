@@ -65,7 +65,7 @@ def needed(frame: Frame, roots: Sequence[Expr], known: Collection[Expr] = ()) ->
 
 def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
     arranged = frame.arranged
-    axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.PATCH) else arranged.col
+    axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.OUTPUT_TILE) else arranged.col
     lanes = frame.has_lanes(load)
     if frame.unroll == 1 and not lanes:
         return None

@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_partials import state_type, store_partials
 from fusepass.codegen.render.cuda_states import accumulated
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-from fusepass.codegen.schedule.patch_results import room_of_states
+from fusepass.codegen.schedule.output_tile_results import room_of_states
 from fusepass.codegen.schedule.row_pieces import TOGETHER
 
 
@@ -33,7 +33,7 @@ class OverRows:
         self._kinds = [state_type(reduction) for reduction in partials.reductions]
         self._states = [names.exact(f"{reduction.name}_of_columns") for reduction in partials.reductions]
         self._places = [names.exact(f"{name}_so_far") for name in self._states]
-        self._turn, self._next = names.exact("turn"), names.exact("next_row")
+        self._iteration, self._next = names.exact("turn"), names.exact("next_row")
         self._first: list[str] = []  # what brings what is read of the first row
         frame.top.lines += self._begun()
 
@@ -47,15 +47,15 @@ class OverRows:
             used += room_of_states(reduction, self.frame.schedule.groups * self.frame.kernel.col_count)
         yield from self._for_each_of_own([f"{place}[$] = {{}};" for place in self._places])
 
-    def begin_turn(self) -> None:
+    def begin_iteration(self) -> None:
         """Print what is the same for a row: where it is, where the next one is, and what is loaded of it."""
         frame, plan, row = self.frame, self.frame.schedule, self.frame.arranged.row
-        kind, end, place = frame.index_type, frame.end_of_piece, self._turn
+        kind, end, place = frame.index_type, frame.end_of_piece, self._iteration
         assert row is not None
         if plan.groups > 1:
             place, frame.live = frame.names.exact("place"), frame.names.exact("live")
             frame.top.lines += [
-                f"const {kind} {place} = {self._turn} + {frame.group};",
+                f"const {kind} {place} = {self._iteration} + {frame.group};",
                 f"const bool {frame.live} = {place} < {end};",
             ]
         here = frame.constant("row", f"fp::least({place}, {end} - 1)" if plan.groups > 1 else place)
@@ -96,7 +96,7 @@ class OverRows:
             value = bare(accumulated(lanes, reduction, reduction.values[0]))
             lanes.lines.append(f"{self._of_element(name)}.push({value});")
 
-    def around(self, before: Sequence[str], turn: Sequence[str]) -> list[str]:
+    def around(self, before: Sequence[str], iteration: Sequence[str]) -> list[str]:
         """The kernel's lines: those `before` all rows, the loops around those of one `turn`, and what stores what was found."""
         frame, plan = self.frame, self.frame.schedule
         steps = f"[{plan.unroll}]" if plan.unroll > 1 else ""
@@ -107,11 +107,13 @@ class OverRows:
         ]
         kind, several, end = frame.index_type, frame.names.exact("several"), frame.names.exact("end_of_several")
         rows = TOGETHER * plan.groups
-        inner = f"for ({kind} {self._turn} = {several}; {self._turn} < {end}; {self._turn} += {plan.groups})"
+        inner = (
+            f"for ({kind} {self._iteration} = {several}; {self._iteration} < {end}; {self._iteration} += {plan.groups})"
+        )
         lines = [
             *states,
             f"const {kind} {end} = fp::least({several} + {rows}, {frame.end_of_piece});",
-            *block(inner, turn),
+            *block(inner, iteration),
             *self._for_each_of_own(left),
         ]
         outer = f"for ({kind} {several} = {frame.first_row}; {several} < {frame.end_of_piece}; {several} += {rows})"

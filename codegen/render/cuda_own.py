@@ -20,9 +20,9 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block
 
 if TYPE_CHECKING:
+    from fusepass.codegen.render.cuda_chunks import ChunkWriter
     from fusepass.codegen.render.cuda_convolution import Sums
-    from fusepass.codegen.render.cuda_held import HeldWriter
-    from fusepass.codegen.render.cuda_places import PlacesWriter
+    from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Held:
 class OwnValues:
     """The lines of such a kernel; ``$word`` in them is a name of the kernel's writer."""
 
-    def __init__(self, writer: PlacesWriter | HeldWriter[Any], held: Held) -> None:
+    def __init__(self, writer: ChunkWriter | RegisterStationaryWriter[Any], held: Held) -> None:
         self.writer, self.kernel, self.held = writer, writer.kernel, held
         partials = self.kernel.partials
         self.value: Expr = partials.value if partials is not None else self.kernel.stores[0].value
@@ -93,7 +93,7 @@ class OwnValues:
         """Adds what was found in a tile to the warp's states."""
         for number in range(len(self.reductions)):
             assert self.writer.states is not None
-            yield f"{self.held.leave}({self.writer.states.of_turn(number)}, {_own(number)});"
+            yield f"{self.held.leave}({self.writer.states.of_iteration(number)}, {_own(number)});"
 
     def _values(self) -> Iterable[str]:
         """Puts values in the place of sums."""

@@ -18,9 +18,9 @@ from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
-from fusepass.codegen.schedule_convolution.held import HeldSchedule
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule
-from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
+from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
+from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
+from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
@@ -218,7 +218,7 @@ class RowStates(PartialStores):
     def _stores(self, first: str) -> list[str]:
         """Stores states in the `first` thread of a row."""
         across, (_, long) = self.tiling.warps_across, self.tiling.warp_tile
-        piece = "$along" if self.tiling.turns else "int($place.column)"
+        piece = "$along" if self.tiling.iterations else "int($place.column)"
         if across > 1:
             piece = f"int($place.column) * {across} + $Tile::warp_column() / {long}"
         stores = self.stored("$batch" if self.batches.size > 1 else "0", "$row", "$piece_of")
@@ -241,20 +241,20 @@ class PositionStates(PartialStores):
         """
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles = plan, tiles
-        self.high = plan.high if isinstance(plan, StreamedSchedule) else 1
-        self.turns = plan.turns if isinstance(plan, PlacesSchedule | HeldSchedule) else 1
-        self.warp_channels = self.turns * plan.rows * ROWS
-        self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, PlacesSchedule) else 1
+        self.high = plan.high if isinstance(plan, MultistageSchedule) else 1
+        self.iterations = plan.iterations if isinstance(plan, ChunkSchedule | RegisterStationarySchedule) else 1
+        self.warp_channels = self.iterations * plan.rows * ROWS
+        self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, ChunkSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")
-        assert self.turns * plan.rows <= MOST_ROWS
+        assert self.iterations * plan.rows <= MOST_ROWS
 
     def begin(self) -> Iterable[str]:
         """Where the states are: behind the rooms of all warps."""
         on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
         place = on.block_warps * ROWS * on.staged_pitch
-        if isinstance(self.plan, HeldSchedule) and self.plan.reduces:  # rooms are where the tile is
+        if isinstance(self.plan, RegisterStationarySchedule) and self.plan.reduces:  # rooms are where the tile is
             place = -(self.plan.room_floats + self.plan.found_bytes // 4)
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
@@ -272,13 +272,13 @@ class PositionStates(PartialStores):
         on = self.plan.on
         lines = [f"const fp::Share<{on.pair}> $share($room, {on.staged_pitch}, $inside);"]
         for number in range(len(self.partials.reductions)):
-            lines.append(f"fp::leave_row({self.of_turn(number)} + $m * {ROWS}, $share);")
+            lines.append(f"fp::leave_row({self.of_iteration(number)} + $m * {ROWS}, $share);")
         return ["__syncwarp();", "{", *block("", lines)[1:]]
 
-    def of_turn(self, number: int) -> str:
+    def of_iteration(self, number: int) -> str:
         """Where the warp's states of a reduction lie, those of the channels of a turn."""
-        turn = f" + $turn * {self.plan.rows * ROWS}" if self.turns > 1 else ""
-        return f"{_states(number)} + $warp * {self.warp_channels}{turn}"
+        iteration = f" + $turn * {self.plan.rows * ROWS}" if self.iterations > 1 else ""
+        return f"{_states(number)} + $warp * {self.warp_channels}{iteration}"
 
     def end(self, first_channel: str, end_channel: str) -> Iterable[str]:
         """Stores the states where a piece ends with the tile, those of a block's channels before `end_channel`. Goes behind a barrier."""

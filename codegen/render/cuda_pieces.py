@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusepass.codegen.render.cuda_exchange import Exchange
 from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_transpose import SharedTranspose
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import C_TYPES, block
 
@@ -19,14 +19,14 @@ class _Piece:
         left: that of how many elements are left from there on; empty where that is enough.
     """
 
-    def __init__(self, frame: Frame, each: Exchange, rows: int) -> None:
+    def __init__(self, frame: Frame, each: SharedTranspose, rows: int) -> None:
         self._frame, self._each = frame, each
         columns = each.across.size
         self._accesses, self._threads = rows * columns // each.piece, each.tile.threads
         self.steps = -(-self._accesses // self._threads)
         self.access = frame.names.exact(f"{each.name}_access")
-        turn = f" + {frame.u} * {self._threads}" if self.steps > 1 else ""
-        self._number = f"const int {self.access} = int(threadIdx.x){turn};"
+        iteration = f" + {frame.u} * {self._threads}" if self.steps > 1 else ""
+        self._number = f"const int {self.access} = int(threadIdx.x){iteration};"
         if self.steps == 1:
             frame.top.lines.append(self._number)
         first = frame.first_along.removesuffix(" + ")
@@ -67,9 +67,9 @@ class _Piece:
         return frame.unrolled(frame.v, each.piece, [first, statement(each.at(across, along))])
 
 
-def read_piece(frame: Frame, each: Exchange) -> list[str]:
+def read_piece(frame: Frame, each: SharedTranspose) -> list[str]:
     """Load a tile that is one piece of memory; the lines that write it to shared memory."""
-    load, width = each.crossing.load, each.piece
+    load, width = each.transposing.load, each.piece
     assert load is not None
     piece, loaded = _Piece(frame, each, each.tile.along), frame.names.exact(f"{each.name}_in")
     array, step = (f"[{piece.steps}]", f"[{frame.u}]") if piece.steps > 1 else ("", "")
@@ -78,9 +78,9 @@ def read_piece(frame: Frame, each: Exchange) -> list[str]:
     return piece.steps_of(piece.elements(lambda place: f"{place} = {loaded}{step}[{frame.v}];"))
 
 
-def write_piece(frame: Frame, each: Exchange) -> None:
+def write_piece(frame: Frame, each: SharedTranspose) -> None:
     """Store a tile that is one piece of memory, but for the rows that the next block has, too."""
-    buffer, width = each.crossing.buffer, each.piece
+    buffer, width = each.transposing.buffer, each.piece
     piece, vector = _Piece(frame, each, frame.schedule.own_rows), frame.names.exact(f"{each.name}_out")
     lines = [f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};"]
     lines += piece.elements(lambda place: f"{vector}[{frame.v}] = {place};")

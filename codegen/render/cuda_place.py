@@ -11,7 +11,7 @@ from fusepass.codegen.schedule.plan import Schedule
 
 
 @dataclass(frozen=True)
-class PatchPlace:
+class OutputTilePlace:
     """The C texts of these numbers; empty where a block has one image, or one row of threads, and where there are no planes.
 
     Attributes:
@@ -31,8 +31,8 @@ class PatchPlace:
     first_column: str
     top_row: str
     plane: str
-    row_in_patch: str
-    column_in_patch: str
+    row_in_tile: str
+    column_in_tile: str
     number: str
     before: tuple[str, str]
     above: str
@@ -41,43 +41,43 @@ class PatchPlace:
     def own(self) -> tuple[str, str]:
         """The first row and column of a thread's results that no other one has."""
         rows, columns = self.before
-        if rows != "0" and self.row_in_patch:
-            rows = f"{rows} - {self.row_in_patch}"
+        if rows != "0" and self.row_in_tile:
+            rows = f"{rows} - {self.row_in_tile}"
         if self.above != "0":
             rows = self.above if rows == "0" else f"fp::greatest({rows}, {self.above})"
         if columns != "0":
-            columns = f"{columns} - {self.column_in_patch}"
+            columns = f"{columns} - {self.column_in_tile}"
         return rows, columns
 
 
-def patch_place(
+def output_tile_place(
     arranged: Arranged, plan: Schedule, top: Scope, number: str, constant: Callable[[str, str], str]
-) -> PatchPlace:
+) -> OutputTilePlace:
     """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value."""
     y, x = arranged.image
     groups, cols = plan.groups // plan.planes // plan.parts, plan.lanes * plan.width
-    image, first_row, first_column, row_in_patch, plane = number, "0", "0", "", ""
-    bands, parts = -(-y.size // plan.band), -(-x.size // cols)
+    image, first_row, first_column, row_in_tile, plane = number, "0", "0", "", ""
+    tile_heights, parts = -(-y.size // plan.tile_height), -(-x.size // cols)
     numbers, rows_before, columns_before, above = list[str](), "0", "0", "0"
     along = f"threadIdx.x / {plan.groups}" if plan.upright else f"threadIdx.x % {plan.lanes}"
     lane = constant("lane", along if plan.groups > 1 else "threadIdx.x")
     down = f"threadIdx.x % {plan.groups}" if plan.upright else f"threadIdx.x / {plan.lanes}"
-    column = column_in_patch = f"{lane} * {plan.width}" if plan.width > 1 else lane
+    column = column_in_tile = f"{lane} * {plan.width}" if plan.width > 1 else lane
     if parts > 1:
         image = constant("strip", f"fp::div({number}, {parts})")
         numbers.append(f"fp::mod({number}, {parts})")
         first_column = constant("first_column", _start(numbers[-1], cols, x.size))
         columns_before = _before(numbers[-1], cols, x.size, first_column)
-        column_in_patch = constant("column", column)
-        column = f"{first_column} + {column_in_patch}"
+        column_in_tile = constant("column", column)
+        column = f"{first_column} + {column_in_tile}"
     column = constant(x.name, column)
     top.define_axis(x, column)
-    if bands > 1:
-        band = f"fp::mod({image}, {bands})"
-        numbers.append(f"{band} * {parts}" if parts > 1 else band)
-        first_row = constant("first_row", _start(band, plan.band, y.size))
-        rows_before = _before(band, plan.band, y.size, first_row)
-        image = f"fp::div({image}, {bands})"
+    if tile_heights > 1:
+        tile_height = f"fp::mod({image}, {tile_heights})"
+        numbers.append(f"{tile_height} * {parts}" if parts > 1 else tile_height)
+        first_row = constant("first_row", _start(tile_height, plan.tile_height, y.size))
+        rows_before = _before(tile_height, plan.tile_height, y.size, first_row)
+        image = f"fp::div({image}, {tile_heights})"
     first_plane = ""
     if arranged.through is not None:
         pieces = -(-arranged.through.size // plan.depth)
@@ -90,10 +90,10 @@ def patch_place(
     top_row = first_row
     if groups > 1:
         group = f"int({down})" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
-        top_row = row_in_patch = constant("group", _start(group, plan.unroll, plan.band))
-        above = _before(group, plan.unroll, plan.band, row_in_patch)
-        if bands > 1:
-            top_row = constant("top_row", f"{first_row} + {row_in_patch}")
+        top_row = row_in_tile = constant("group", _start(group, plan.unroll, plan.tile_height))
+        above = _before(group, plan.unroll, plan.tile_height, row_in_tile)
+        if tile_heights > 1:
+            top_row = constant("top_row", f"{first_row} + {row_in_tile}")
     if plan.planes > 1:
         image = f"{image} * {plan.planes}"
         which = f"{down} / {groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
@@ -103,8 +103,8 @@ def patch_place(
     if arranged.row is not None:
         image = constant("row", f"{first_image} + {plane}" if plane else first_image)
         top.define_axis(arranged.row, image)
-    in_patch = column_in_patch if parts > 1 else column
-    return PatchPlace(
+    in_output_tile = column_in_tile if parts > 1 else column
+    return OutputTilePlace(
         first_image,
         image,
         first_plane,
@@ -112,8 +112,8 @@ def patch_place(
         first_column,
         top_row,
         plane,
-        row_in_patch,
-        in_patch,
+        row_in_tile,
+        in_output_tile,
         number=" + ".join(numbers) or "0",
         before=(rows_before, columns_before),
         above=above,

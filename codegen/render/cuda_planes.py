@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
-from fusepass.codegen.ir.patches import PatchWindow, at_first, patch_windows
+from fusepass.codegen.ir.output_tiles import TileWindow, at_first, output_tile_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render.cuda_copies import TileCopies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch import Patches, Target
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop, times
+from fusepass.codegen.render.cuda_output_tile import OutputTilees, Target
 from fusepass.codegen.render.cuda_sliding import Form, form_of
+from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, loop, times
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule.planes import STAGES, places
@@ -28,8 +28,8 @@ class _PlaneTiles:
     """The tiles of a window's input, plane after plane; a turn has `planes.turn` of them."""
 
     frame: Frame
-    tiles: PatchTiles
-    window: PatchWindow
+    tiles: StagedWindows
+    window: TileWindow
     planes: Planes
     parts: int = 1
 
@@ -39,20 +39,20 @@ class _PlaneTiles:
 
     @property
     def together(self) -> int:
-        return self.planes.turn
+        return self.planes.iteration
 
     def number(self, step: str) -> str:
         """The plane of tile `step`, counted from the block's first one; some that no result needs are left out."""
-        turn = self.planes.turn
-        if turn == self.planes.step:
+        iteration = self.planes.iteration
+        if iteration == self.planes.step:
             return step
-        return f"({step}) / {turn} * {self.planes.step} + ({step}) % {turn}"
+        return f"({step}) / {iteration} * {self.planes.step} + ({step}) % {iteration}"
 
     def there(self, scope: Scope, plane: str) -> str:
         """The condition that the block's plane number `plane` is there, and a result needs it."""
         plan = self.frame.schedule
         needed = (plan.depth - 1) * self.planes.step + self.planes.span
-        last = (self.planes.turns(plan.depth) - 1) * self.planes.step + self.planes.turn
+        last = (self.planes.iterations(plan.depth) - 1) * self.planes.step + self.planes.iteration
         at, still = Axis("plane of the patch", last), self.tiles.first_plane(scope, self.window)
         scope.define_axis(at, plane)
         first = ((at_first(bound.index, *still) + axis_index(at), bound) for bound in self.window.around)
@@ -66,23 +66,23 @@ class _PlaneTiles:
         return times(plane, pitch), self.there(scope, plane)
 
 
-class PlanePatches(Patches):
+class PlanePatches(OutputTilees):
     """The windows of a kernel whose schedule goes through planes, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
         (y, x), through = frame.arranged.image, frame.arranged.through
         assert through is not None
-        self.windows = patch_windows(frame.kernel, frame.program, (through, y, x))
+        self.windows = output_tile_windows(frame.kernel, frame.program, (through, y, x))
         planes = self.windows[0].planes
         assert planes is not None
-        self.planes, self.through, self._turn = planes, through, frame.names.exact("turn")
-        self._open: list[tuple[PatchWindow, Form, list[str]]] = []  # states of results, the newest one first
+        self.planes, self.through, self._iteration = planes, through, frame.names.exact("turn")
+        self._open: list[tuple[TileWindow, Form, list[str]]] = []  # states of results, the newest one first
         self._loop = self._results = 0  # lines before the loop over turns, and before what it does with results
 
     @property
-    def _turns(self) -> int:
-        return self.planes.turns(self.frame.schedule.depth)
+    def _iterations(self) -> int:
+        return self.planes.iterations(self.frame.schedule.depth)
 
     def bind(self, lanes: Scope) -> None:
         for window, form, states in self._open:
@@ -112,16 +112,16 @@ class PlanePatches(Patches):
         constants = [self.constants(window) for window in self.windows]
         for window in self.windows:
             self._tiles.ask(window)
-        for turn in range(STAGES - 1):
-            if turn < self._turns:
-                top.lines += [*self._begun(copies, str(turn)), *self._ended(copies, str(turn))]
+        for iteration in range(STAGES - 1):
+            if iteration < self._iterations:
+                top.lines += [*self._begun(copies, str(iteration)), *self._ended(copies, str(iteration))]
             top.lines.append("fp::end_copies();")
         self._loop = len(top.lines)
-        later = f"({self._turn} + {STAGES - 1})"
-        more = f"if ({self._turn} + {STAGES - 1} < {self._turns})"
+        later = f"({self._iteration} + {STAGES - 1})"
+        more = f"if ({self._iteration} + {STAGES - 1} < {self._iterations})"
         top.lines += [f"fp::await_copies<{STAGES - 2}>();", "__syncthreads();"]
         top.lines += [*block(more, self._begun(copies, later)), "fp::end_copies();"]
-        for plane in range(self.planes.turn):
+        for plane in range(self.planes.iteration):
             for of, staged, known, (_, form, states) in zip(each, tiles, constants, self._open, strict=True):
                 top.lines += self._plane(of, staged, known, form, states, plane)
         ended = self._ended(copies, later)
@@ -129,7 +129,7 @@ class PlanePatches(Patches):
         self._results = len(top.lines)
         finished = self.planes.open - 1
         place, first = frame.names.numbered(self.through.name), self._tiles.place.first_plane
-        here = self._turn if first == "0" else f"{first} + {self._turn}"
+        here = self._iteration if first == "0" else f"{first} + {self._iteration}"
         top.lines.append(f"const {frame.index_type} {place} = {here}{f' - {finished}' if finished else ''};")
         top.define_axis(self.through, place)
 
@@ -138,27 +138,27 @@ class PlanePatches(Patches):
         top, finished = self.frame.top, self.planes.open - 1
         results = top.lines[self._results :]
         if finished:
-            results = block(f"if ({self._turn} >= {finished})", results)
+            results = block(f"if ({self._iteration} >= {finished})", results)
         k = self.frame.names.numbered("k")
         for _, form, states in self._open:
             older = [f"{old}[{k}] = {new}[{k}];" for old, new in zip(states[:0:-1], states[-2::-1], strict=True)]
             results += loop(k, form.way.states, [*older, f"{states[0]}[{k}] = {form.state}();"])
         body = [*top.lines[self._loop : self._results], *results]
-        head = f"for (int {self._turn} = 0; {self._turn} < {self._turns}; ++{self._turn})"
+        head = f"for (int {self._iteration} = 0; {self._iteration} < {self._iterations}; ++{self._iteration})"
         top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
 
-    def _begun(self, copies: list[TileCopies], turn: str) -> list[str]:
+    def _begun(self, copies: list[TileCopies], iteration: str) -> list[str]:
         """Begin the copies of all planes of a turn."""
-        planes = [(plane, self._tile_of(turn, plane)) for plane in range(self.planes.turn)]
+        planes = [(plane, self._tile_of(iteration, plane)) for plane in range(self.planes.iteration)]
         return [line for plane, tile in planes for each in copies for line in block("", each.begin(tile, plane))]
 
-    def _ended(self, copies: list[TileCopies], turn: str) -> list[str]:
-        planes = [(plane, self._tile_of(turn, plane)) for plane in range(self.planes.turn)]
+    def _ended(self, copies: list[TileCopies], iteration: str) -> list[str]:
+        planes = [(plane, self._tile_of(iteration, plane)) for plane in range(self.planes.iteration)]
         return [line for plane, tile in planes for each in copies for line in each.end(tile, plane)]
 
-    def _tile_of(self, turn: str, plane: int) -> str:
+    def _tile_of(self, iteration: str, plane: int) -> str:
         """The number of the tile of plane number `plane` of a turn."""
-        text = times(turn, self.planes.turn)
+        text = times(iteration, self.planes.iteration)
         return f"{text} + {plane}" if plane else text
 
     def _plane(
@@ -173,8 +173,8 @@ class PlanePatches(Patches):
         """What plane number `plane` of a turn has for the results that are begun."""
         frame, plan, window = self.frame, self.frame.schedule, of.window
         scope, number = frame.top.child(conditional=True), frame.names.numbered("plane")
-        tile_number = self._tile_of(self._turn, plane)
-        at = times(self._turn, self.planes.step) + (f" + {plane}" if plane else "")
+        tile_number = self._tile_of(self._iteration, plane)
+        at = times(self._iteration, self.planes.step) + (f" + {plane}" if plane else "")
         scope.lines.append(f"const {frame.index_type} {number} = {at};")
         condition, lines = of.there(scope, number), list[str]()
         here: list[StagedTile] = []

@@ -76,8 +76,8 @@ class _Writer:
             yield f"using $Source = {self._source(self.product.filling)};"
         yield f"using $Tile = {self._multiplier()};"
         yield ""
-        if self.plan.tiling.turns:
-            yield from self._by_turns()
+        if self.plan.tiling.iterations:
+            yield from self._by_iterations()
             return
         yield from self._places()
         yield ""
@@ -117,7 +117,7 @@ class _Writer:
             most += [f"{'+' if factor > 0 else '-'} {abs(factor)} * {furthest}"] if factor else []
         return f"if ({self.index_type}({index.constant}) {' '.join(most)} >= {self.wanted.least}) "
 
-    def _by_turns(self) -> Iterable[str]:
+    def _by_iterations(self) -> Iterable[str]:
         """The same for blocks that stay, whose groups of warps take one tile after another."""
         tiling, (_, long) = self.plan.tiling, self.plan.tiles
         yield from self._starts(moved=False)
@@ -183,11 +183,11 @@ class _Writer:
 
     def _multiplier(self) -> str:
         tiling = self.plan.tiling
-        if tiling.turns:
+        if tiling.iterations:
             assert self.product.runs is not None
             chain = astuple(self.product.runs.chain(tiling.columns)) if tiling.chained else ()
             tiles = ", ".join(map(str, (*self.plan.tiles, self.batches.size, self.product.right.batch, *chain)))
-            shape = f"{tiling.n}, {tiling.turns}, {tiling.stages}, {tiling.strip}"
+            shape = f"{tiling.n}, {tiling.iterations}, {tiling.stages}, {tiling.strip}"
             shape += ", $Source" if self.product.fills else ""
             return f"fp::TurnMultiplier<$Left, $Right, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.runs and self.product.runs:

@@ -12,12 +12,12 @@ from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_
 from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_chunks import ChunkWriter
 from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
 from fusepass.codegen.render.cuda_input import dot, quotient, remainder, unrolled
-from fusepass.codegen.render.cuda_places import PlacesWriter
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule_convolution.places import BLOCK, PlacesSchedule
+from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
 BINADES, BINADES_BY_PARTS = 24, 15
@@ -30,11 +30,11 @@ which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
 
-def places_text(
-    kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+def chunk_text(
+    kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
 ) -> ConvolutionText:
     """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    writer = PlacesWriter if plan.source is None else _ScalingWriter
+    writer = ChunkWriter if plan.source is None else _ScalingWriter
     return writer(kernel, program, plan, pointers, names).write()
 
 
@@ -44,11 +44,11 @@ def keep_exponents(threads: int, channels: str, outs: str, ins: int, count: int,
     yield f"fp::keep_exponents<{threads}>($exponents + {ins}, {outs}, $first_channel, {count}, {end});"
 
 
-class _ScalingWriter(PlacesWriter):
+class _ScalingWriter(ChunkWriter):
     packed, whole = "$halves", True
 
     def __init__(
-        self, kernel: Kernel, program: Program, plan: PlacesSchedule, pointers: dict[str, str], names: Identifiers
+        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
         super().__init__(kernel, program, plan, pointers, names)
         assert plan.source is not None
@@ -171,10 +171,10 @@ class _ScalingWriter(PlacesWriter):
         return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
 
     def factors(self) -> tuple[list[str], str]:
-        turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
-        return [f"const float $factor = $factors[{turn}$row];"], "$sum * $factor"
+        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        return [f"const float $factor = $factors[{iteration}$row];"], "$sum * $factor"
 
     def _staging(self, *, shared: bool = False) -> str:
-        turn = f"$turn * {ROWS * self.plan.rows} + " if self.plan.turns > 1 else ""
+        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
         room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
-        return f"fp::stage_scaled<{pitch}>({room}, $sums, $m, $factors + {turn}$m * {ROWS});"
+        return f"fp::stage_scaled<{pitch}>({room}, $sums, $m, $factors + {iteration}$m * {ROWS});"

@@ -34,7 +34,7 @@ class ScanWriter(KernelWriter):
         (self.reduction,) = frame.kernel.reduction_loops[-1]
         name, plan = self.reduction.name, self.schedule
         self.states, self.carry = frame.names.exact(f"{name}_states"), frame.names.exact(f"{name}_carry")
-        self.slots, self.turn = frame.names.exact(f"{name}_slots"), frame.names.exact(f"{name}_turn")
+        self.slots, self.iteration = frame.names.exact(f"{name}_slots"), frame.names.exact(f"{name}_turn")
         near = ", int" if self._has_near_places() else ""
         self.state = f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{near}>"
         step = frame.u if plan.unroll > 1 else "0"
@@ -96,7 +96,7 @@ class ScanWriter(KernelWriter):
             lines.append(f"{self.state} {self.carry}[{plan.width}];")
         if room := self._room():
             lines.append(f"__shared__ fp::Slots<{self.state}, {room}> {self.slots}{'[2]' if several else ''};")
-            lines += [f"int {self.turn} = 0;"] if several else []
+            lines += [f"int {self.iteration} = 0;"] if several else []
 
     def _room(self) -> int:
         """How many states the warps, or groups, of a block show each other."""
@@ -113,8 +113,8 @@ class ScanWriter(KernelWriter):
             kind = f"warp<{plan.lanes}, {backward}>" if self.inner else "alone"
             return [f"fp::run_{kind}({self.states}, {self.carry});"]
         kind = f"block<{plan.lanes}, {backward}>" if self.inner else f"groups<{plan.lanes}, {plan.groups}>"
-        slots = f"{self.slots}[{self.turn}]" if several else self.slots
-        turned = [f"{self.turn} ^= 1;  // the slots at hand are read until the next barrier"] if several else []
+        slots = f"{self.slots}[{self.iteration}]" if several else self.slots
+        turned = [f"{self.iteration} ^= 1;  // the slots at hand are read until the next barrier"] if several else []
         return [f"fp::run_{kind}({self.states}, {slots}, {self.carry});", *turned]
 
     def _loop(self, piece: str, tile: Tile, advance: int) -> str:

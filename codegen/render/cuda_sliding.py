@@ -8,10 +8,10 @@ from functools import partial
 
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
-from fusepass.codegen.ir.patches import PatchWindow, at_first
+from fusepass.codegen.ir.output_tiles import TileWindow, at_first
 from fusepass.codegen.ir.sliding import Line, Reduced, reduced
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_patch_tiles import PatchTiles, StagedTile, loop
+from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, loop
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -38,7 +38,7 @@ class Form:
         return self.none if self.way.everywhere and self.way.window.window.op is not ReduceOp.SUM else ""
 
 
-def form_of(window: PatchWindow, tiles: Sequence[StagedTile], plan: Schedule) -> Form:
+def form_of(window: TileWindow, tiles: Sequence[StagedTile], plan: Schedule) -> Form:
     """The form of a window whose input is in `tiles`."""
     op, stored = window.window.op, C_TYPES[tiles[0].below.load.dtype]
     way = reduced(window, [tile.shape for tile in tiles], plan.unroll, plan.width, plan.along)
@@ -64,10 +64,10 @@ class Strip:
 class Sliding:
     """Writes the reductions of separable windows from tiles."""
 
-    def __init__(self, frame: Frame, tiles: PatchTiles) -> None:
+    def __init__(self, frame: Frame, tiles: StagedWindows) -> None:
         self.frame, self._tiles = frame, tiles
 
-    def result(self, window: PatchWindow, form: Form, states: str) -> str:
+    def result(self, window: TileWindow, form: Form, states: str) -> str:
         """What a step's lane gets of a window, from a thread's states."""
         frame, plan, op = self.frame, self.frame.schedule, window.window.op
         if form.way.lanes > 1:
@@ -77,7 +77,7 @@ class Sliding:
         # A sum begins with 0, so it is never -0.
         return f"({C_TYPES[window.window.dtype]}(0) + {value})" if op is ReduceOp.SUM else value
 
-    def reduce(self, window: PatchWindow, form: Form, tiles: Sequence[StagedTile], into: str) -> list[str]:
+    def reduce(self, window: TileWindow, form: Form, tiles: Sequence[StagedTile], into: str) -> list[str]:
         """The lines that reduce the rows of tiles into a thread's states."""
         frame, plan, way = self.frame, self.frame.schedule, form.way
         j, of_row, lines = self._tiles.row, frame.names.numbered("of_row"), list[str]()

@@ -10,15 +10,15 @@ from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText
-from fusepass.codegen.render.cuda_held import HeldWriter
 from fusepass.codegen.render.cuda_input import quotient, remainder
 from fusepass.codegen.render.cuda_own import Held
+from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, PLACE_BYTES, SET_POSITIONS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
 
-class SparseWriter(HeldWriter[SparseSchedule]):
+class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
     """Lines of such a kernel."""
 
     def __init__(
@@ -87,7 +87,7 @@ class SparseWriter(HeldWriter[SparseSchedule]):
 
     @property
     def _own_weights(self) -> str:
-        return f"$weights + $warp % {NEIGHBOURS} * {self.plan.turn_bytes // NEIGHBOURS}"
+        return f"$weights + $warp % {NEIGHBOURS} * {self.plan.iteration_bytes // NEIGHBOURS}"
 
     def _halved(self) -> Iterable[str]:
         plan, on = self.plan, self.on

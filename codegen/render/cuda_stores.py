@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.program import Store
-from fusepass.codegen.render.cuda_exchange import Exchange
+from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import Around
+from fusepass.codegen.render.cuda_transpose import SharedTranspose
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 
 
 def write_store(
-    frame: Frame, exchanged: Sequence[Exchange], store: Store, lanes: Scope, step: Scope, around: Around
+    frame: Frame, exchanged: Sequence[SharedTranspose], store: Store, lanes: Scope, step: Scope, around: Around
 ) -> None:
     """Add `store` of the vector at hand to the scope of its `lanes`, or to what comes `around` them; `step` is the vector's scope."""
     buffer = frame.program.buffer(store.buffer)
@@ -26,7 +26,7 @@ def write_store(
     if frame.results is not None:
         frame.results.write(store, value, lanes, around)
         return
-    exchange = next((each for each in exchanged if each.crossing.store is store), None)
+    exchange = next((each for each in exchanged if each.transposing.store is store), None)
     if exchange is not None:
         exchange.write(frame, lanes, value, around)
         return
@@ -63,8 +63,8 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     that overlap, the same holds of results that may differ.
     """
     plan, row = frame.schedule, frame.arranged.row
-    if frame.patch is not None:
-        return frame.own_in_patch() if frame.apart else ""
+    if frame.output_tile is not None:
+        return frame.own_in_tile() if frame.apart else ""
     if not plan.overlap or row is None or store in frame.kernel.row_stores:
         return ""
     first = frame.first_lane(store.index)

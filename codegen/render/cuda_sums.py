@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.crossing import near_step
 from fusepass.codegen.ir.expr import Apply, Expr, Gather, Load, ReductionResult, Window, children
 from fusepass.codegen.ir.ops import Op
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.render.cuda_partials import RowStates
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import bare, block

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.crossing import with_columns
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.index import Atom, Axis
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.shares import shares_of_sums
+from fusepass.codegen.ir.transpose import with_columns
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
@@ -44,7 +44,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     builder = Builder()
     if schedule.backward:
         kernel = backwards(kernel, builder)
-    if schedule.walk is Walk.CROSSING:
+    if schedule.walk is Walk.TRANSPOSE:
         kernel = with_columns(kernel, program, schedule.columns)
     image = schedule.image
     through = kernel.rows[-3] if schedule.depth else None

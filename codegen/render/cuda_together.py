@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_circular_buffer import CircularBufferWriter
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_ring import RingWriter
 from fusepass.codegen.render.cuda_states import State, exchange_places, name_results
 from fusepass.codegen.render.cuda_tile import arrange
 from fusepass.codegen.render.spelling import Identifiers, block
@@ -22,7 +22,7 @@ def together_body(
     return TogetherWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
 
 
-class TogetherWriter(RingWriter):
+class TogetherWriter(CircularBufferWriter):
     """The row at hand is number ``k`` of those for which the team has met."""
 
     def __init__(self, frame: Frame) -> None:
@@ -31,7 +31,7 @@ class TogetherWriter(RingWriter):
         self.exchange = exchange_places(frame)
         self.rows_from = 0  # where what each row has begins
 
-    def _whole_turn(self, begin: int) -> list[str]:
+    def _whole_iteration(self, begin: int) -> list[str]:
         lines = self.top.lines
         return [*lines[begin : self.rows_from], *self._over_rows(self.k, lines[self.rows_from :])]
 
@@ -42,13 +42,13 @@ class TogetherWriter(RingWriter):
         """Defined after the meeting."""
 
     def _at_hand(self) -> str:
-        return f"{self.frame.turn} >= 0 && {self.frame.turn} < {self.rows_in_turn}"
+        return f"{self.frame.iteration} >= 0 && {self.frame.iteration} < {self.rows_in_iteration}"
 
     # ---- the team's meeting
 
-    def _left(self, states: Sequence[State], turn: str) -> list[str]:
+    def _left(self, states: Sequence[State], iteration: str) -> list[str]:
         plan, team = self.schedule, self.frame.team
-        here = f"({self.k} + ({self.q} + {plan.ahead}) / {plan.turns}) % {plan.together}"
+        here = f"({self.k} + ({self.q} + {plan.ahead}) / {plan.iterations}) % {plan.together}"
         # Each row of a turn has slots of its own: no barrier parts those who read them from who leaves the next row's.
         lines = [f"fp::leave_warp({state.slots}[{here}], {state.name});" for state in states]
         first = [f"fp::gather_warps({state.slots}[{here}], {state.name});" for state in states]
@@ -60,9 +60,9 @@ class TogetherWriter(RingWriter):
         """In the last step of a turn, look for what members have left of the next turn's rows."""
         frame, plan = self.frame, self.schedule
         row = frame.names.exact("asked_row")
-        head = f"const {frame.index_type} {row} = {frame.turn} + ({frame.team}.row_of_thread() + 1) * {frame.row_step};"
+        head = f"const {frame.index_type} {row} = {frame.iteration} + ({frame.team}.row_of_thread() + 1) * {frame.row_step};"
         lines = [head, *block(self._exists(row), self._asked(states, row))]
-        return block(f"if ({self.k} == {plan.together - 1} && {self.q} == {plan.turns - 1})", lines)
+        return block(f"if ({self.k} == {plan.together - 1} && {self.q} == {plan.iterations - 1})", lines)
 
     def _find(self, states: Sequence[State], roots: Sequence[Expr]) -> None:
         frame, plan, top, k = self.frame, self.schedule, self.top, self.k
@@ -72,7 +72,7 @@ class TogetherWriter(RingWriter):
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         found = [frame.names.exact(f"{state.name}_found") for state in states]
         shared = [frame.names.exact(f"{state.name}_of_team") for state in states]
-        there = f"{frame.first_turn} + {frame.team}.row_of_thread() * {frame.row_step} < {self.rows_in_turn}"
+        there = f"{frame.first_iteration} + {frame.team}.row_of_thread() * {frame.row_step} < {self.rows_in_iteration}"
         # The barrier comes before threads look, as in `found`.
         finding, leaving, gathering, lines = list[str](), list[str](), list[str](), ["__syncthreads();"]
         for state, name, one, place, asked in zip(states, names, found, shared, self.asked, strict=True):
@@ -82,11 +82,11 @@ class TogetherWriter(RingWriter):
             leaving.append(f"fp::leave_warp({place}, {one});")
             gathering.append(f"fp::gather_warps({place}.part<{each}>({k} * {each}), {name}[{k}]);")
         lines += [*block(f"if ({there})", finding), *leaving, f"{frame.team}.next();", "__syncthreads();"]
-        top.lines += block(f"if ({frame.first_turn} >= 0)", [*lines, *self._over_rows(k, gathering)])
+        top.lines += block(f"if ({frame.first_iteration} >= 0)", [*lines, *self._over_rows(k, gathering)])
         self.rows_from = len(top.lines)
         top.lines += [
-            f"{kind} {frame.turn} = {frame.first_turn} + {k} * {frame.row_step};",
-            f"{kind} {frame.row} = {frame.turn} < 0 ? 0 : {frame.turn};",
+            f"{kind} {frame.iteration} = {frame.first_iteration} + {k} * {frame.row_step};",
+            f"{kind} {frame.row} = {frame.iteration} < 0 ? 0 : {frame.iteration};",
         ]
         of_row = [replace(state, element=f"{name}[{k}]") for state, name in zip(states, names, strict=True)]
         name_results(frame, of_row, self.stats)

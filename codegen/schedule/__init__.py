@@ -6,23 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.crossing import columns_of, rows_together, with_columns
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.transpose import columns_of, rows_together, with_columns
 from fusepass.codegen.schedule.alternatives import alternatives
 from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.deep import deep, has_deep_windows
-from fusepass.codegen.schedule.flat import crossing, pointwise
+from fusepass.codegen.schedule.flat import pointwise, transposing
 from fusepass.codegen.schedule.line_windows import along_lines
-from fusepass.codegen.schedule.patch import patches
+from fusepass.codegen.schedule.multi_row import strips
+from fusepass.codegen.schedule.output_tile import output_tiles
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.row_pieces import in_row_pieces
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.scan import scan
 from fusepass.codegen.schedule.shape import Shape
-from fusepass.codegen.schedule.strips import strips
 from fusepass.codegen.schedule.team import team
 from fusepass.errors import ScheduleError
 
@@ -92,7 +92,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
     if columns:
         tall = with_columns(kernel, program, columns)
         shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
-        return _Choice(shape, crossing(shape, columns, together), together)
+        return _Choice(shape, transposing(shape, columns, together), together)
     if kernel.scans:
         return _Choice(*scan(kernel, program, facts, aligned=aligned))
     shape = Shape(kernel, program, facts, aligned)
@@ -101,7 +101,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return _Choice(shape, tiled or pointwise(shape))
         along = along_lines(shape)
-        plan, *others = [*([along] if along else []), *(each for each, _ in patches(shape))] or [pointwise(shape)]
+        plan, *others = [*([along] if along else []), *(each for each, _ in output_tiles(shape))] or [pointwise(shape)]
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
@@ -119,7 +119,7 @@ def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bo
     """What is reduced over positions is so in patches, of which an image has so many."""
     shape = Shape(kernel, program, facts, aligned)
     # Tiles of inputs that begin anywhere may be larger.
-    found = patches(shape, pieces=pieces) or patches(shape, pieces=pieces, least=1)
+    found = output_tiles(shape, pieces=pieces) or output_tiles(shape, pieces=pieces, least=1)
     if not found:
         raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
     plan, *others = [each for each, _ in found]
@@ -164,7 +164,7 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
         return large if alone and kernel.team is None and kernel.cluster == 1 else frozenset()
     if chosen.fetches and kernel.team is None:
         return frozenset()
-    if chosen.ring and not chosen.waiting:
+    if chosen.circular_buffer and not chosen.waiting:
         return frozenset()
     again = {access.buffer for access in shape.accesses if access.window}
     again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}

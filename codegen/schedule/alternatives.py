@@ -14,17 +14,17 @@ from dataclasses import replace
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.flat import covering, crossing, has_long_functions, pointwise
+from fusepass.codegen.schedule.flat import covering, has_long_functions, pointwise, transposing
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
-    crossing_stores,
     exchanging_rows,
     long_rows,
     rows_per_block,
     states_of_thread,
+    transposed_stores,
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
@@ -49,14 +49,14 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
     match plan.walk:
         case Walk.POINTWISE:
             yield from _pointwise(shape, plan)
-        case Walk.CROSSING:
-            yield from (crossing(shape, plan.columns, together, tile) for tile in _TILES)
+        case Walk.TRANSPOSE:
+            yield from (transposing(shape, plan.columns, together, tile) for tile in _TILES)
             yield from covering(shape, plan.columns, together)
         case Walk.INNER:
             yield from _inner(shape, plan)
         case Walk.OUTER:
             yield from _outer(shape)
-        case Walk.PATCH:
+        case Walk.OUTPUT_TILE:
             if (plan.depth or plan.direct or not has_deep_windows(shape.kernel)) and shape.kernel.partials is None:
                 yield pointwise(shape)
 
@@ -74,12 +74,12 @@ def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
 def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
     assert shape.col_axis is not None
     vectors, most = plan.vectors(shape.cols), most_elements(shape)
-    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     near = power_above(plan.lanes)
     for lanes in (near // 4, near // 2, near, 2 * near, 4 * near):
         if not max(plan.ends, 1) <= lanes <= min(1024, power_above(vectors)):
             continue
-        each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, crossing)
+        each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, transposing)
         blocks = ceil(shape.rows, groups)
         base = Schedule(Walk.INNER, plan.width, each, lanes, groups, blocks, start=plan.start, run=plan.run)
         base = replace(base, packed=plan.packed)
@@ -91,7 +91,7 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             twice = lanes <= 32 and 2 * groups * lanes <= 1024
             for rows in (groups, 2 * groups) if twice else (groups,):
                 kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=Keep.REGISTERS)
-                kept = exchanging_rows(kept, crossing, shape)
+                kept = exchanging_rows(kept, transposing, shape)
                 yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
@@ -118,21 +118,21 @@ def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
 def _outer(shape: Shape) -> Iterator[Schedule]:
     assert shape.row_axis is not None
     cols, most = max(shape.cols, 1), most_elements(shape)
-    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
-    widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    transposing = transposed_stores(shape, shape.row_axis, shape.col_axis)
+    widest = shape.width(shape.row_axis, 4, frozenset(each.index for each in transposing))
     for width in (1, 2, 4):
         if width > widest:
             break
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
         if cols * width <= most:
-            yield overlapping(exchanging(alone, crossing, shape), shape, math.inf)
-            yield exchanging(alone, crossing, shape)
+            yield overlapping(exchanging(alone, transposing, shape), shape, math.inf)
+            yield exchanging(alone, transposing, shape)
         elif shape.single:
             yield replace(alone, unroll=unroll_of(FEW_ELEMENTS // width, cols, 1), keep=Keep.NOTHING)
         shared = shared_columns(shape, width, most)
         for other in (shared, *_other_groups(shape, shared, most)):
-            narrow = exchanging(other, crossing, shape)
+            narrow = exchanging(other, transposing, shape)
             if narrow.lanes >= _LANES:
                 yield overlapping(narrow, shape, math.inf)
                 yield narrow

@@ -9,7 +9,7 @@ _WORD = 4  # bytes
 _AT_ONCE = 128  # bytes that all banks give
 
 
-def turns_of_access(places: Sequence[int], nbytes: int) -> int:
+def iterations_of_access(places: Sequence[int], nbytes: int) -> int:
     """Cycles that shared memory takes for an access of `nbytes` of each thread of a warp, from these bytes on, multiples of that.
 
     Threads that read the same word share it. Of accesses of 8 bytes half of a warp goes at once, of 16 a quarter of it.

@@ -13,9 +13,9 @@ from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.lanes import lanes_of_row, packs, resident_blocks, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.rows import crossing_stores, inner, prefers_rows
+from fusepass.codegen.schedule.rows import inner, prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape, ceil
-from fusepass.codegen.schedule.team import may_ring
+from fusepass.codegen.schedule.team import may_buffer
 from fusepass.errors import ScheduleError
 
 _BLOCKS = 2  # of a cluster; with more of them multiprocessors wait until all of a cluster's are free
@@ -29,14 +29,14 @@ _CLUSTERS_FROM = 90  # compute capability times ten
 def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a ring of a team's is better."""
     shape = Shape(kernel, program, facts, aligned=True)
-    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
+    transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     if facts.capability < _CLUSTERS_FROM or shape.single or shape.col_axis is None or not shape.rows:
         return 1
     if (
         prefers_rows(shape)
-        or crossing
+        or transposing
         or inner(shape).keep is not Keep.NOTHING
-        or may_ring(shape, shape.vectors(shape.col_axis))
+        or may_buffer(shape, shape.vectors(shape.col_axis))
     ):
         return 1
     fills = shape.rows * _BLOCKS >= facts.multiprocessors

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.device import WARP, DeviceFacts
-from fusepass.codegen.ir.crossing import Crossing, close_by, near_step, neighbours, pace
 from fusepass.codegen.ir.expr import Apply, Gather, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP, Op
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.ir.tile import fitting_width, power_above
+from fusepass.codegen.ir.transpose import Transpose, close_by, near_step, neighbours, pace
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
-from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
-    crossing_stores,
     prefers_rows,
     states_of_thread,
+    transposed_stores,
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.transpose import exchanged
 
 _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
 # Bytes of an element from which that is better: half as many are more computation for the bytes that they are.
@@ -61,9 +61,9 @@ def outer(shape: Shape) -> Schedule:
     assert shape.row_axis is not None
     cols = max(shape.cols, 1)
     most = most_elements(shape)
-    crossing = crossing_stores(shape, shape.row_axis, shape.col_axis)
+    transposing = transposed_stores(shape, shape.row_axis, shape.col_axis)
     apart = shape.single and _looks_up_apart(shape)
-    width = widest = 1 if apart else shape.width(shape.row_axis, 4, frozenset(each.index for each in crossing))
+    width = widest = 1 if apart else shape.width(shape.row_axis, 4, frozenset(each.index for each in transposing))
     # Where columns do not stay in registers, a warp should read a line at least.
     least = min(widest, ceil(_WORD, min(access.nbytes for access in shape.main)))
     while width > (least if shape.single else 1):
@@ -77,16 +77,16 @@ def outer(shape: Shape) -> Schedule:
     if cols * width <= most and not alone_is_slow:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
         alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
-        return overlapping(exchanging(alone, crossing, shape), shape)
+        return overlapping(exchanging(alone, transposing, shape), shape)
     if shape.single and not apart and shape.fills(shape.rows // width):
         return _columns_read_once(shape, width)
-    runs = None if crossing or shape.single else short_runs(shape)
+    runs = None if transposing or shape.single else short_runs(shape)
     if runs:
         return runs
     few = OF_A_CALL if _draws(shape) else 2  # rows a thread, while blocks stay small
     pairs = shared_columns(shape, min(widest, few), most)
     fits = (
-        not crossing
+        not transposing
         and not shape.single
         and pairs.keep is Keep.REGISTERS
         and pairs.threads <= _PAIR_THREADS
@@ -94,13 +94,13 @@ def outer(shape: Shape) -> Schedule:
     )
     if fits:
         return overlapping(pairs, shape)
-    held = None if crossing or shape.single else held_columns(shape, min(widest, 2))
+    held = None if transposing or shape.single else held_columns(shape, min(widest, 2))
     if held:
         return held
     shared = shared_columns(shape, width, most)
     if shared.keep is Keep.NOTHING and width < least:
         shared = shared_columns(shape, least, most)
-    return overlapping(exchanging(shared, crossing, shape), shape)
+    return overlapping(exchanging(shared, transposing, shape), shape)
 
 
 def _draws(shape: Shape) -> bool:
@@ -243,9 +243,9 @@ def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
     return many and plan.threads <= _PAIR_THREADS and states <= STATIC_SHARED and _LONG_RUN * rows <= run
 
 
-def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+def exchanging(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
     """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
-    if plan.keep is not Keep.REGISTERS or not crossing:
+    if plan.keep is not Keep.REGISTERS or not transposing:
         return plan
     smallest = min(access.nbytes for access in shape.main)
     for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
@@ -253,7 +253,7 @@ def exchanging(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Sc
         if lanes * plan.groups < 32 or rows * smallest < SECTOR:
             break
         states = rows * plan.groups * states_of_thread(shape.kernel) if plan.groups > 1 else 0
-        if exchanged(crossing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:
+        if exchanged(transposing, shape.program, rows, power_above(shape.cols)) + states <= STATIC_SHARED:
             return replace(plan, lanes=lanes, blocks=ceil(shape.rows, rows), exchanges=True)
     return plan
 

@@ -63,7 +63,7 @@ class Costs:
             self._bytes(plan, resident) * (1 + _LONELY / resident) / facts.bandwidth,
             self._instructions(plan) / (_ISSUE * facts.multiprocessors),
             max(
-                _turns(plan, resident, facts.multiprocessors) * self._waiting(plan),
+                _iterations(plan, resident, facts.multiprocessors) * self._waiting(plan),
                 plan.blocks / facts.multiprocessors * _DISPATCH,
             ),
         )
@@ -126,7 +126,9 @@ class Costs:
                 vectors = plan.unroll
         steps, phases = max(vectors / plan.unroll, 1.0), self._phases(plan)
         loading = 1 if plan.keep is not Keep.NOTHING else phases
-        seconds = loading * steps * _LOAD * (0.5 if plan.fetches or plan.ring else 1.0)  # half is under way before
+        seconds = (
+            loading * steps * _LOAD * (0.5 if plan.fetches or plan.circular_buffer else 1.0)
+        )  # half is under way before
         seconds += (phases - loading) * steps * (_SHARED if plan.keep is Keep.SHARED else 0.0)
         return _START + self._rows_of_block(plan) * seconds
 
@@ -175,10 +177,10 @@ def _work(kernel: Kernel, *, keeps: bool) -> float:
     return total
 
 
-def _turns(plan: Schedule, resident: int, multiprocessors: int) -> float:
+def _iterations(plan: Schedule, resident: int, multiprocessors: int) -> float:
     """How often a multiprocessor has its places filled; what comes last is not shared evenly."""
-    turns = plan.blocks / (resident * multiprocessors)
-    return ceil(plan.blocks, resident * multiprocessors) if turns < 2 else turns + 0.5
+    iterations = plan.blocks / (resident * multiprocessors)
+    return ceil(plan.blocks, resident * multiprocessors) if iterations < 2 else iterations + 0.5
 
 
 def _waste(plan: Schedule, access: Access) -> float:

@@ -11,11 +11,11 @@ from math import prod
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
 from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.ir.patch_tiles import TileShape
-from fusepass.codegen.ir.patches import Below, PatchWindow, deep_windows
+from fusepass.codegen.ir.output_tiles import Below, TileWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
-from fusepass.codegen.schedule.patch_work import Work
+from fusepass.codegen.ir.staged_windows import TileShape
+from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_work import Work
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -38,29 +38,29 @@ _REGISTERS = 255
 _START = 3000  # cycles from a block's start to its first turn, and behind its last
 
 
-def weights_apart(windows: tuple[PatchWindow, ...]) -> int:
+def weights_apart(windows: tuple[TileWindow, ...]) -> int:
     """Numbers from one point to the next of what windows multiply by: whole vectors of up to four."""
     count = sum(len(window.constants) for window in windows)
     return count if count <= 2 else ceil(count, 4) * 4
 
 
-def weights_of_tile(windows: tuple[PatchWindow, ...]) -> int:
+def weights_of_tile(windows: tuple[TileWindow, ...]) -> int:
     """Numbers that a tile is multiplied by."""
     return prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
 
 
-def weights_of_turn(windows: tuple[PatchWindow, ...], plan: Schedule) -> int:
+def weights_of_iteration(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
     """Room for what the tiles of a turn are multiplied by, in numbers: whole vectors of 16 bytes."""
     return ceil(plan.parts * weights_of_tile(windows), 4) * 4
 
 
-def exchanged_bytes(windows: tuple[PatchWindow, ...], plan: Schedule) -> int:
+def exchanged_bytes(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
     """Room for what the other parts of a block hand to the first."""
     others = (plan.parts - 1) * plan.threads // plan.parts
     return others * plan.unroll * plan.width * len(windows) * windows[0].window.dtype.nbytes
 
 
-def keeps_weights(windows: tuple[PatchWindow, ...], plan: Schedule) -> bool:
+def keeps_weights(windows: tuple[TileWindow, ...], plan: Schedule) -> bool:
     """Whether a thread reads once what a tile is multiplied by, rather than for each row of results."""
     weights, results = weights_of_tile(windows), plan.width * plan.unroll * len(windows)
     return plan.unroll > 1 and weights <= _WEIGHTS and weights + results <= _HELD
@@ -84,7 +84,7 @@ class _Work(Work):
     """What is to be laid out; all windows are over the same tiles."""
 
     @property
-    def window(self) -> PatchWindow:
+    def window(self) -> TileWindow:
         return self.windows[0]
 
     @cached_property
@@ -98,11 +98,11 @@ class _Work(Work):
         return weights_of_tile(self.windows)
 
     @property
-    def loads(self) -> tuple[tuple[PatchWindow, Below], ...]:
+    def loads(self) -> tuple[tuple[TileWindow, Below], ...]:
         return ((self.window, self.window.below[0]),)
 
 
-def _taken(window: PatchWindow) -> int:
+def _taken(window: TileWindow) -> int:
     """Points of a window, over one tile, that are reduced."""
     spots = product(*(range(axis.size) for axis in window.taps))
 
@@ -128,17 +128,17 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
         if width > x.size or unroll > y.size or not fits:
             continue
         for lanes, groups, parts in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll), _PARTS):
-            band, cols = min(unroll * groups, y.size), lanes * width
+            tile_height, cols = min(unroll * groups, y.size), lanes * width
             if lanes * groups * parts > THREADS[1] or work.window.deep[0].size % parts:
                 continue
-            patches = ceil(y.size, band) * ceil(x.size, cols)
-            alone = patches > 1 or bool(work.window.around)
+            output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
+            alone = output_tiles > 1 or bool(work.window.around)
             for planes in (1,) if alone else divisors(images, THREADS[1] // (lanes * groups * parts)):
                 if lanes * groups * planes * parts < THREADS[0]:
                     continue
-                blocks = images // planes * patches
-                plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes * parts, blocks, image=image)
-                found = _finished(work, replace(plan, planes=planes, parts=parts, band=band))
+                blocks = images // planes * output_tiles
+                plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes * parts, blocks, image=image)
+                found = _finished(work, replace(plan, planes=planes, parts=parts, tile_height=tile_height))
                 if found is not None:
                     yield found
 
@@ -147,10 +147,10 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, window, count = work.facts, work.window, len(work.windows)
     results, nbytes = plan.width * plan.unroll, window.window.dtype.nbytes
-    (shape,) = work.tiles(plan.band, plan.lanes * plan.width, plan.width)
+    (shape,) = work.tiles(plan.tile_height, plan.lanes * plan.width, plan.width)
     copied = ceil(plan.parts * plan.planes * shape.rows * (shape.cols // shape.vector), plan.threads)
     fetched = ceil(plan.parts * work.weights, plan.threads)
-    staged = plan.parts * plan.planes * shape.nbytes + weights_of_turn(work.windows, plan) * nbytes
+    staged = plan.parts * plan.planes * shape.nbytes + weights_of_iteration(work.windows, plan) * nbytes
     shared, warps = max(STAGES * staged, exchanged_bytes(work.windows, plan)), ceil(plan.threads, WARP)
     held = min(work.weights, _WEIGHTS) if plan.unroll > 1 else 2 * weights_apart(work.windows)
     registers = min(results * count + 2 * shape.reach + held + copied + 2 * fetched + _OTHERS, _REGISTERS)
@@ -158,21 +158,21 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     resident = min(room, facts.registers // (registers * WARP * warps))
     if shared > facts.shared_bytes_per_block or resident < 1:
         return None
-    turns = prod(axis.size for axis in window.deep) // plan.parts
-    issued, read = _turn(work, plan, shape)
-    issued += _COPY * (copied + fetched) + (plan.parts - 1) * results * count * 2 / turns
+    iterations = prod(axis.size for axis in window.deep) // plan.parts
+    issued, read = _iteration(work, plan, shape)
+    issued += _COPY * (copied + fetched) + (plan.parts - 1) * results * count * 2 / iterations
     busy = max(issued / _SCHEDULERS, read + _ACCESS * (copied + fetched))
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
-        return turns * max(busy * (blocks * warps + _ALONE), issued + _WAIT) + _START
+        return iterations * max(busy * (blocks * warps + _ALONE), issued + _WAIT) + _START
 
     full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
     total = full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 
-def _turn(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
+def _iteration(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
     """The instructions of a thread for a tile without its copies, and the cycles in which a warp's share of it is read from shared memory."""
     (below,), kept = work.window.below, keeps_weights(work.windows, plan)
     rows = (plan.unroll - 1) * below.steps[0] + work.window.taps[0].size

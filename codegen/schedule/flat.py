@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import gcd, inf, prod
 
-from fusepass.codegen.ir.crossing import COLUMNS, crossings, near_step, neighbours, reused
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, Gather, Load, Masked, Window, walk
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.neighbours import points, stretches
 from fusepass.codegen.ir.ops import LONG
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
+from fusepass.codegen.ir.transpose import COLUMNS, near_step, neighbours, reused, transposes
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
-from fusepass.codegen.schedule.exchange import exchange_tile, exchanged
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
+from fusepass.codegen.schedule.transpose import exchange_tile, exchanged
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _LOOKED_UP = 4  # vectors of a thread, where data says where they lie, at least
@@ -32,14 +32,14 @@ _PARTED = 1024  # elements of a row, up to which a warp's vectors often lie in s
 _IN_PARTS = 4  # single elements of a thread then
 _NEIGHBOURS = 16  # points of a window, from which it is slower that a warp reads them a vector's width apart
 _STATIC_SHARED = 48 << 10  # bytes
-_CROSSING_BYTES = 8 << 10  # of a tile, for each buffer
-_CROSSING_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
+_TRANSPOSE_BYTES = 8 << 10  # of a tile, for each buffer
+_TRANSPOSE_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
 _COVERED_ROWS, _COVERED_BYTES = 64, (16 << 10, 32 << 10)  # of tiles of which aligned vectors cover the rows
 _WORD = 4  # bytes: elements of so many are stored well one by one, as warps have whole lines of them
 _LONGEST = 256  # rows of a tile of few columns, where threads have single elements
-_CROSSING_VECTORS = 2  # of a thread
+_TRANSPOSE_VECTORS = 2  # of a thread
 _FEW_TILES = 16  # along the columns: all of them before the next rows
 _SECTORS = 8, 16  # of a tile's rows, at least and at most, where tiles overlap by one
 _LONG_RUN = 4  # times as many rows as a tile has must lie together then
@@ -251,7 +251,7 @@ def _windows_at_once(kernel: Kernel) -> int:
     return min(max(power_below(_POINTS // max(sizes)), 1), 4)
 
 
-def crossing(
+def transposing(
     shape: Shape,
     columns: tuple[Axis, ...],
     together: int,
@@ -266,7 +266,7 @@ def crossing(
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
-    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    found = transposes(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
     crossed = frozenset(each.index for each in found)
     width = shape.width(shape.row_axis, but=crossed)
     element = max(access.nbytes for access in shape.main)
@@ -275,12 +275,12 @@ def crossing(
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
     lines_up = ragged and not (covered and element >= _WORD)
     leaves = lines_up and _leaves_from_tiles(shape, crossed)
-    usual = _CROSSING_TILE
+    usual = _TRANSPOSE_TILE
     if ragged and not (leaves and _parts_of_sectors(shape)):
         usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
     if width == 1 and found and (leaves if ragged else _has_few(shape, element)):
         width = fitting_width(ACCESS // element, lambda width: shape.rows % width == 0)
-    if _CROSSING_TILE[1] < shape.cols <= COLUMNS and any(each.store is not None for each in found):
+    if _TRANSPOSE_TILE[1] < shape.cols <= COLUMNS and any(each.store is not None for each in found):
         usual = 1, COLUMNS  # all of them: what a tile stores then lies together
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
@@ -291,12 +291,12 @@ def crossing(
 
     rows, cols = _tile(shape, width, element, wanted, taken)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
-    threads = min(max(rows * cols // (_CROSSING_VECTORS * width), 32), 256 if element < 8 else 128)
+    threads = min(max(rows * cols // (_TRANSPOSE_VECTORS * width), 32), 256 if element < 8 else 128)
     lanes = rows // width
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    plan = Schedule(Walk.CROSSING, width, unroll, lanes, groups, 1, covered=covered)
+    plan = Schedule(Walk.TRANSPOSE, width, unroll, lanes, groups, 1, covered=covered)
     lined = frozenset(each.buffer for each in stores if lines_up and _is_realigned(each, shape.row_axis, plan))
     own = lined - reused(() if covered else found, lined, shape.program).keys()
     if exchanged(found, shape.program, rows, cols, own, covered=covered) > _STATIC_SHARED:
@@ -311,12 +311,12 @@ def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator
     """The same with tiles of which aligned vectors cover the rows, where these begin anywhere; none where no load that crosses does so."""
     assert shape.row_axis is not None
     assert shape.col_axis is not None
-    found = crossings(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
+    found = transposes(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
     element = max(access.nbytes for access in shape.main)
     rows = max(_COVERED_ROWS, _SECTORS[0] * _parts_of_sectors(shape))  # as many as tiles that overlap have
     for nbytes in _COVERED_BYTES:
         asked = ceil(rows * element, LINE), nbytes // (rows * element)
-        plan = replace(crossing(shape, columns, together, asked, covered=True), aligned=shape.aligned)
+        plan = replace(transposing(shape, columns, together, asked, covered=True), aligned=shape.aligned)
         tiles = (
             exchange_tile(shape.kernel, shape.program, plan, each, shape.col_axis, each.index, each.guard)
             for each in found
@@ -367,7 +367,7 @@ def _leaves_from_tiles(shape: Shape, crossed: frozenset[Index]) -> bool:
 
 def _has_few(shape: Shape, element: int) -> bool:
     """Whether the columns are so few that a block of threads with single elements would have too little to load."""
-    return shape.cols * _LONGEST * element < _CROSSING_BYTES
+    return shape.cols * _LONGEST * element < _TRANSPOSE_BYTES
 
 
 def _is_ragged(access: Access, axis: Axis) -> bool:
@@ -392,9 +392,9 @@ def _tile(
     shared memory they take."""
     all_rows, all_cols = power_above(shape.rows), power_above(shape.cols)
     rows, cols = max(min(all_rows, wanted[0]), width), min(all_cols, wanted[1])
-    while rows * cols * element < _CROSSING_BYTES and rows < min(all_rows, max(_LONGEST, LINE * width)):
+    while rows * cols * element < _TRANSPOSE_BYTES and rows < min(all_rows, max(_LONGEST, LINE * width)):
         rows *= 2
-    while rows * cols * element < _CROSSING_BYTES and cols < all_cols:
+    while rows * cols * element < _TRANSPOSE_BYTES and cols < all_cols:
         cols *= 2
 
     def blocks() -> int:

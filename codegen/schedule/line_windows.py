@@ -9,7 +9,7 @@ from itertools import product
 
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
-from fusepass.codegen.ir.patches import always_there
+from fusepass.codegen.ir.output_tiles import always_there
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS, Shape, ceil, divisors
@@ -74,7 +74,7 @@ def _along(shape: Shape, windows: Sequence[LineWindow], line: Axis, channels: Ax
     images = shape.rows // (line.size * channels.size)
     planes = max(divisors(images, max(_THREADS // lanes, 1)))
     groups = max(min(_THREADS // (lanes * planes), ceil(line.size, unroll)), 1)
-    band = min(unroll * groups, line.size)
-    blocks = images // planes * ceil(line.size, band) * ceil(vectors, lanes)
-    plan = Schedule(Walk.PATCH, width, unroll, lanes, groups * planes, blocks, image=(line, channels))
-    return replace(plan, planes=planes, band=band, direct=True)
+    tile_height = min(unroll * groups, line.size)
+    blocks = images // planes * ceil(line.size, tile_height) * ceil(vectors, lanes)
+    plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes, blocks, image=(line, channels))
+    return replace(plan, planes=planes, tile_height=tile_height, direct=True)

@@ -9,7 +9,7 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
 - `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes a patch of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
-  windows load comes to shared memory first (`fusepass.codegen.ir.patches`). Where windows have three axes, a block goes through
+  windows load comes to shared memory first (`fusepass.codegen.ir.output_tiles`). Where windows have three axes, a block goes through
   planes, with such a patch in each. Where it lies channels last, an image is a line of results and their channels, and threads read
   memory themselves (`fusepass.codegen.ir.line_windows`).
 
@@ -33,8 +33,8 @@ class Walk(enum.Enum):
     POINTWISE = "pointwise"
     INNER = "inner"
     OUTER = "outer"
-    CROSSING = "crossing"
-    PATCH = "patch"
+    TRANSPOSE = "crossing"
+    OUTPUT_TILE = "patch"
 
 
 class Keep(enum.Enum):
@@ -141,7 +141,7 @@ class Schedule:
     image: tuple[Axis, ...] = ()
     planes: int = 1
     parts: int = 1
-    band: int = 0
+    tile_height: int = 0
     along: int = 0
     direct: bool = False
     upright: bool = False
@@ -152,7 +152,7 @@ class Schedule:
     kept: int = 0
     held: int = 0
     fetches: bool = False
-    ring: int = 0
+    circular_buffer: int = 0
     ahead: int = 0
     together: int = 1
     span: int = 1
@@ -231,7 +231,7 @@ class Schedule:
         return min(self.kept + self.held * self.lanes, self.part)
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         """With a ring, in how many steps a thread goes over its part of a row."""
         return -(-self.part // (self.unroll * (self.lanes if self.walk is Walk.INNER else self.groups)))
 
@@ -270,7 +270,7 @@ class Schedule:
                 partly += f" and {self.held} a thread in registers" if self.held else ""
                 shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time"
                 fetched = ", fetched ahead" if self.fetches else ""
-                fetched = f", a ring of {self.ring} places" if self.ring else fetched
+                fetched = f", a ring of {self.circular_buffer} places" if self.circular_buffer else fetched
                 fetched += f", meetings for {self.together} rows" if self.together > 1 else ""
                 fetched += f", {self.waiting} vectors of weights a thread in registers" if self.waiting else ""
                 anywhere = ", rows begin anywhere" if self.start is not None else ""
@@ -284,14 +284,14 @@ class Schedule:
                 shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
                 shape += f", {self.keep.value}{', packed' if self.packed else ''}{exchanged}"
                 shape += f", teams of {self.members}, strips of {self.strip} rows" if self.members > 1 else ""
-                shape += f", a ring of {self.ring} places" if self.ring else ""
+                shape += f", a ring of {self.circular_buffer} places" if self.circular_buffer else ""
                 shape += f", {self.overlap} rows also the next block's" if self.overlap else ""
-            case Walk.CROSSING:
+            case Walk.TRANSPOSE:
                 rows, cols = self.tile
                 shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
                 shape += ", rows covered by aligned vectors" if self.covered else ""
-            case Walk.PATCH:
-                rows, cols = self.band, self.lanes * self.width
+            case Walk.OUTPUT_TILE:
+                rows, cols = self.tile_height, self.lanes * self.width
                 images = f"{self.planes} images of " if self.planes > 1 else ""
                 parts = f"{self.parts} parts of " if self.parts > 1 else ""
                 depth = f"{self.depth} x " if self.depth else ""

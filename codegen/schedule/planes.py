@@ -8,15 +8,15 @@ from functools import cached_property
 from itertools import product
 
 from fusepass.codegen.device import RESERVED, WARP, DeviceFacts
-from fusepass.codegen.ir.patch_tiles import TileShape
-from fusepass.codegen.ir.patches import PatchWindow, plane_windows
+from fusepass.codegen.ir.output_tiles import TileWindow, plane_windows
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced
-from fusepass.codegen.schedule.patch import LEAST_REUSE
-from fusepass.codegen.schedule.patch_results import vector_of_results
-from fusepass.codegen.schedule.patch_threads import THREADS, groups_of_patch, lanes_of_patch
-from fusepass.codegen.schedule.patch_work import Work
+from fusepass.codegen.ir.staged_windows import TileShape
+from fusepass.codegen.schedule.output_tile import LEAST_REUSE
+from fusepass.codegen.schedule.output_tile_results import vector_of_results
+from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_work import Work
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -50,10 +50,10 @@ def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: boo
     return min(found, key=lambda pair: pair[1], default=(None, 0.0))[0]
 
 
-def places(window: PatchWindow) -> int:
+def places(window: TileWindow) -> int:
     """Tiles of an image for which a block has room."""
     assert window.planes is not None
-    return STAGES * window.planes.turn
+    return STAGES * window.planes.iteration
 
 
 class _Work(Work):
@@ -84,16 +84,24 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
         for lanes, groups in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll)):
             if lanes * groups > THREADS[1]:
                 continue
-            band, cols = min(unroll * groups, y.size), lanes * width
-            patches = ceil(y.size, band) * ceil(x.size, cols)
-            for several in divisors(images, THREADS[1] // (lanes * groups)) if patches == 1 else (1,):
+            tile_height, cols = min(unroll * groups, y.size), lanes * width
+            output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
+            for several in divisors(images, THREADS[1] // (lanes * groups)) if output_tiles == 1 else (1,):
                 if lanes * groups * several < THREADS[0]:
                     continue
                 plan = Schedule(
-                    Walk.PATCH, width, unroll, lanes, groups * several, 0, image=(y, x), planes=several, band=band
+                    Walk.OUTPUT_TILE,
+                    width,
+                    unroll,
+                    lanes,
+                    groups * several,
+                    0,
+                    image=(y, x),
+                    planes=several,
+                    tile_height=tile_height,
                 )
                 for depth in depths:
-                    blocks = images // several * patches * ceil(z.size, depth)
+                    blocks = images // several * output_tiles * ceil(z.size, depth)
                     found = _finished(work, replace(plan, depth=depth, blocks=blocks))
                     if found is not None:
                         yield found
@@ -102,7 +110,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
 def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, through = work.facts, work.planes
-    shapes = work.tiles(plan.band, plan.lanes * plan.width, plan.width)
+    shapes = work.tiles(plan.tile_height, plan.lanes * plan.width, plan.width)
     tile = plan.planes * sum(shape.nbytes for shape in shapes)
     shared = tile * places(work.windows[0])
     warps = ceil(plan.threads, WARP)
@@ -116,22 +124,24 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     if sums > _SUMS or registers > _REGISTERS or resident < 1:
         return None
     copied = sum(ceil(plan.planes * shape.vectors, plan.threads) for shape in shapes)
-    issued, read = _turn(work, plan, shapes, ways)
-    issued += _COPY * copied * through.turn
-    moved = tile * through.turn + work.stored * plan.threads * plan.unroll * plan.width
-    turns = through.turns(plan.depth)
+    issued, read = _iteration(work, plan, shapes, ways)
+    issued += _COPY * copied * through.iteration
+    moved = tile * through.iteration + work.stored * plan.threads * plan.unroll * plan.width
+    iterations = through.iterations(plan.depth)
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
         busy = max((blocks * warps + _ALONE) * max(issued / _SCHEDULERS, read), blocks * moved / _MEMORY)
-        return (turns + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
+        return (iterations + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
 
     full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
     total = full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 
-def _turn(work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]) -> tuple[float, float]:
+def _iteration(
+    work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
+) -> tuple[float, float]:
     """The instructions of a thread in a turn without its copies, and the cycles in which a warp reads shared memory."""
     through, issued, read = work.planes, float(_TURN), 0.0
     tiles = iter(shapes)
@@ -141,11 +151,11 @@ def _turn(work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequ
         for each in window.below:
             shape, nbytes = next(tiles), each.load.dtype.nbytes
             accesses = shape.reach // shape.near
-            read += through.turn * rows * accesses * max(shape.near * nbytes / 4, 1)
+            read += through.iteration * rows * accesses * max(shape.near * nbytes / 4, 1)
             cast = shape.reach if nbytes < 4 and way.lanes == 1 else 0
-            issued += through.turn * rows * (accesses + cast)
+            issued += through.iteration * rows * (accesses + cast)
         if window.separable:
-            issued += through.turn * way.reductions + way.states * through.tap.size
+            issued += through.iteration * way.reductions + way.states * through.tap.size
         else:
             issued += way.states * down.size * across.size * through.tap.size
         issued += way.states * through.open  # which become older

@@ -14,9 +14,9 @@ from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.program import Kernel, Partials, Program
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.lanes import packs, words_held
-from fusepass.codegen.schedule.patch_results import room_of_states
+from fusepass.codegen.schedule.output_tile_results import room_of_states
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
-from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
+from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 # Registers of a thread for its part of a row, for that of the next one if it is under way, and for what it found of its columns; whether it is;
@@ -37,7 +37,7 @@ def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | No
     col, partials = shape.col_axis, kernel.partials
     if partials is None or col is None or prefers_rows(shape) or any(isinstance(n, Window) for n in kernel.nodes):
         return None
-    if crossing_stores(shape, col, shape.row_axis):
+    if transposed_stores(shape, col, shape.row_axis):
         return None
     plan = _row(shape, partials)
     if not _fits(shape, partials, plan) or _room(shape, partials, plan) > _ROOM:

@@ -7,16 +7,15 @@ from dataclasses import replace
 from math import inf
 
 from fusepass.codegen.device import RESERVED
-from fusepass.codegen.ir.crossing import Crossing, crossings, near_step, neighbours, pace
 from fusepass.codegen.ir.dataflow import Dataflow, always_loaded, kept_in_memory
 from fusepass.codegen.ir.expr import Builder, Gather, Load, indices_in
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.tile import ACROSS_BYTES
+from fusepass.codegen.ir.transpose import Transpose, near_step, neighbours, pace, transposes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index
-from fusepass.codegen.schedule.exchange import exchanged
 from fusepass.codegen.schedule.lanes import (
     holds_row,
     lanes_of_packed_row,
@@ -27,6 +26,7 @@ from fusepass.codegen.schedule.lanes import (
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, power_below, run_start
 from fusepass.codegen.schedule.staged import staged
+from fusepass.codegen.schedule.transpose import exchanged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
 # Bytes and vectors of a row that one thread reads where rows lie together: its neighbours in other rows read the rest of cache lines.
@@ -49,7 +49,7 @@ _SCANNED_TOGETHER = 4  # rows side by side: a thread that has one of more would 
 _SHORT_RUNS = 3 * LINE  # bytes of all columns of rows that lie together
 _LONG_RUNS = 8 << 10  # so many are enough for a block that has only these, where they are whole vectors
 STATIC_SHARED = 48 << 10  # bytes
-_TURNS = 2  # rows of a block that stays, at least
+_ITERATIONS = 2  # rows of a block that stays, at least
 _COPIED = (4, 8, 16)  # bytes that one asynchronous copy moves
 
 
@@ -115,30 +115,30 @@ def _pace_of(node: Gather, axis: Axis) -> float:
 def inner(shape: Shape) -> Schedule:
     """Threads side by side along a row: each row by part of a warp, a warp, or a block."""
     assert shape.col_axis is not None
-    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
-    if crossing:
+    transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
+    if transposing:
         base = Schedule(
-            Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in crossing)), 1, 1, 1, 1
+            Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in transposing)), 1, 1, 1, 1
         )
     else:
         base = shape.vectors(shape.col_axis)
-    plan = _of_vectors(shape, base, crossing)
+    plan = _of_vectors(shape, base, transposing)
     # Of rows with many values for each element there may be threads enough for shorter vectors.
     while plan.keep is Keep.NOTHING and not shape.single and base.width > 1 and base.start is None:
         base = replace(base, width=base.width // 2)
-        shorter = _of_vectors(shape, base, crossing)
+        shorter = _of_vectors(shape, base, transposing)
         plan = shorter if shorter.keep is Keep.REGISTERS else plan
     return plan
 
 
-def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> Schedule:
+def _of_vectors(shape: Shape, base: Schedule, transposing: Sequence[Transpose]) -> Schedule:
     """A schedule of rows that are read in such vectors."""
     width, vectors = base.width, base.vectors(shape.cols)
     many = len(shape.kernel.reductions) >= _MANY_REDUCTIONS and shape.fills(shape.rows * _MANY_LANES)
     if shape.single and many:
         return _of_many_reductions(shape, base, vectors)
     element = min((access.nbytes for access in shape.main), default=4)
-    together, cached = not crossing and _together(shape), _cached(shape)
+    together, cached = not transposing and _together(shape), _cached(shape)
     same = cached and shape.single and _same(shape)
     most = _SAME_VECTORS * width if same else most_elements(shape)
     few, at_once = (most, most) if same else (FEW_ELEMENTS, _ONCE_ELEMENTS)
@@ -157,7 +157,7 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     while lanes < most_lanes and ceil(vectors, lanes) * width > few:
         lanes *= 2
     held: int | None = lanes
-    packed = lanes == 32 and not shape.single and not crossing and packs(shape, width)
+    packed = lanes == 32 and not shape.single and not transposing and packs(shape, width)
     if packed:
         held = lanes_of_packed_row(shape, vectors, width)
         lanes = held or 1024
@@ -166,22 +166,22 @@ def _of_vectors(shape: Shape, base: Schedule, crossing: Sequence[Crossing]) -> S
     elif ceil(vectors, lanes) * width > most:
         held = lanes_of_row(shape, vectors, width)
         lanes = held or 1024
-    while lanes < (32 if crossing else 1024) and lanes < vectors and not shape.fills(shape.rows * lanes):
+    while lanes < (32 if transposing else 1024) and lanes < vectors and not shape.fills(shape.rows * lanes):
         if lanes == 32 and ceil(vectors, 64) < _LEAST_VECTORS:
             break
         wider = min(2 * lanes, 1024)
         if held is not None and not shape.single and not holds_row(shape, vectors, width, wider, packed=packed):
             break
         lanes = wider
-    if crossing and held is not None and lanes <= 32:
-        rows = _rows_across(shape, crossing)
+    if transposing and held is not None and lanes <= 32:
+        rows = _rows_across(shape, transposing)
         while lanes > 1 and lanes * rows > _ACROSS_THREADS and ceil(vectors, lanes // 2) * width <= most:
             lanes //= 2
     each = max(ceil(vectors, lanes), 1)
-    groups = rows_per_block(shape, lanes, crossing)
+    groups = rows_per_block(shape, lanes, transposing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
     if held is not None and not (shape.single and each * width > most):
-        base = exchanging_rows(replace(base, keep=Keep.REGISTERS, packed=packed), crossing, shape)
+        base = exchanging_rows(replace(base, keep=Keep.REGISTERS, packed=packed), transposing, shape)
         return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
         return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
@@ -246,18 +246,18 @@ def _owns(shape: Shape, vectors: int, nbytes: int) -> bool:
     return vectors <= most and vectors * nbytes <= room
 
 
-def crossing_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Crossing, ...]:
+def transposed_stores(shape: Shape, along: Axis | None, across: Axis | None) -> tuple[Transpose, ...]:
     """The element stores of a kernel that computes along `along` which are contiguous along `across`."""
     if along is None or across is None:
         return ()
-    return crossings(shape.kernel, shape.program, along, across, loads=False)
+    return transposes(shape.kernel, shape.program, along, across, loads=False)
 
 
-def exchanging_rows(plan: Schedule, crossing: Sequence[Crossing], shape: Shape) -> Schedule:
+def exchanging_rows(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
     """`plan` with its `crossing` stores exchanged, where a block has enough rows to fill what memory moves at once, and room for their tiles."""
-    if not crossing or plan.groups * _narrowest(crossing, shape) < SECTOR:
+    if not transposing or plan.groups * _narrowest(transposing, shape) < SECTOR:
         return plan
-    nbytes = exchanged(crossing, shape.program, shape.cols, plan.groups)
+    nbytes = exchanged(transposing, shape.program, shape.cols, plan.groups)
     if nbytes > _room_across(shape):
         return plan
     return replace(plan, exchanges=True, shared_bytes=nbytes if nbytes > STATIC_SHARED else 0)
@@ -267,17 +267,17 @@ def _room_across(shape: Shape) -> int:
     return min(ACROSS_BYTES, shape.facts.shared_bytes_per_block)
 
 
-def _narrowest(crossing: Sequence[Crossing], shape: Shape) -> int:
+def _narrowest(transposing: Sequence[Transpose], shape: Shape) -> int:
     """Bytes of an element of what crosses, the least of all."""
-    return min(shape.program.buffer(each.buffer).dtype.nbytes for each in crossing)
+    return min(shape.program.buffer(each.buffer).dtype.nbytes for each in transposing)
 
 
-def _rows_across(shape: Shape, crossing: Sequence[Crossing]) -> int:
+def _rows_across(shape: Shape, transposing: Sequence[Transpose]) -> int:
     """Rows of a block that fill cache lines across; where their tiles would be too large, or blocks too few, a sector at least."""
-    narrowest = _narrowest(crossing, shape)
+    narrowest = _narrowest(transposing, shape)
     rows = LINE // narrowest
     while rows * narrowest > SECTOR and (
-        exchanged(crossing, shape.program, shape.cols, rows) > _room_across(shape)
+        exchanged(transposing, shape.program, shape.cols, rows) > _room_across(shape)
         or ceil(shape.rows, rows) < 2 * shape.facts.multiprocessors
     ):
         rows //= 2
@@ -303,7 +303,7 @@ def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
         (shape.facts.shared_bytes_per_block + RESERVED) // (shared + RESERVED), shape.facts.max_threads // lanes
     )
     blocks = max(together, 1) * shape.facts.multiprocessors
-    fetches = shape.rows >= _TURNS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base)
+    fetches = shape.rows >= _ITERATIONS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base)
     return replace(step, blocks=blocks, fetches=True) if fetches else step
 
 
@@ -343,7 +343,7 @@ def unroll_of(most: int, count: int, step: int) -> int:
     return next((unroll for unroll in range(most, most // 2, -1) if count % (unroll * step) == 0), most)
 
 
-def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> int:
+def rows_per_block(shape: Shape, lanes: int, transposing: Sequence[Transpose]) -> int:
     """Rows that a block takes, each by so many threads; fewer where the device would have too few blocks.
 
     As few as a multiprocessor can begin blocks for: warps wait for nobody then, and each makes room for the next one as it ends.
@@ -351,9 +351,9 @@ def rows_per_block(shape: Shape, lanes: int, crossing: Sequence[Crossing]) -> in
     if lanes > 32:
         return 1
     groups = _ROWS_THREADS // lanes
-    least = min(_rows_across(shape, crossing), 1024 // lanes) if crossing else 1
+    least = min(_rows_across(shape, transposing), 1024 // lanes) if transposing else 1
     moved = _bytes_of_row(shape, [access for access in shape.main if shape.is_large(access.buffer)])
-    while not crossing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
+    while not transposing and groups * lanes > 32 and groups // 2 * moved >= _BLOCK_BYTES:
         groups //= 2
     while groups > least and groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2

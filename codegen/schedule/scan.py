@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.device import WARP, DeviceFacts
-from fusepass.codegen.ir.crossing import neighbours
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.tile import power_above
+from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.ir.vectors import backwards
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import prefers_rows

@@ -20,9 +20,9 @@ from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     can_fetch,
-    crossing_stores,
     inner,
     prefers_rows,
+    transposed_stores,
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil
@@ -52,8 +52,8 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     a second time would read it from memory.
     """
     shape = Shape(kernel, program, facts, aligned=True)
-    crossing = crossing_stores(shape, shape.col_axis, shape.row_axis)
-    if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or crossing:
+    transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
+    if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or transposing:
         return None
     read = sum(program.buffer(name).nbytes for name in {access.buffer for access in shape.main} & kernel.reads)
     room, row_bytes = _room(kernel, facts, _RESIDENT), shape.cols * _kept_bytes(shape)
@@ -82,7 +82,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int
     base = _vectors(shape)
     places, blocks = _places(shape, base.width), min(shape.facts.multiprocessors, _LANES)
     most = int(places / _TIMES_A_ROW)  # steps over a block's part of a row
-    if most < 1 or not may_ring(shape, base):
+    if most < 1 or not may_buffer(shape, base):
         return None
     needed = max(ceil(base.vectors(shape.cols), most * AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
@@ -115,10 +115,10 @@ def _looking(together: int) -> int:
     return _LANES // 32 // together * 32
 
 
-def _ahead(places: int, turns: int, together: int) -> int | None:
+def _ahead(places: int, iterations: int, together: int) -> int | None:
     """How many places of a ring so large what is swept may be ahead of what is stored, where a row takes so many `turns`."""
-    ahead = min((together + 1) * turns - 1, places - 1 - UNDER_WAY)
-    return ahead if ahead >= together * turns else None
+    ahead = min((together + 1) * iterations - 1, places - 1 - UNDER_WAY)
+    return ahead if ahead >= together * iterations else None
 
 
 def _waiting(shape: Shape, base: Schedule) -> int:
@@ -128,7 +128,7 @@ def _waiting(shape: Shape, base: Schedule) -> int:
     return _WAITING_WORDS * 4 // weights if weights and base.start is None else 0
 
 
-def may_ring(shape: Shape, vectors: Schedule) -> bool:
+def may_buffer(shape: Shape, vectors: Schedule) -> bool:
     """Whether a ring serves the kernel: `vectors` that are copied as they are, and one sweep of little arithmetic.
 
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
@@ -187,9 +187,9 @@ def team(shape: Shape, team: Team) -> Schedule:
     assert shape.col_axis is not None
     base = replace(_vectors(shape), members=team.members)
     width, part = base.width, ceil(base.vectors(shape.cols), team.members)
-    ring = _ring(shape, team, base, part)
-    if ring is not None:
-        return ring
+    circular_buffer = _ring(shape, team, base, part)
+    if circular_buffer is not None:
+        return circular_buffer
     each = width * _kept_bytes(shape)
     resident = _RESIDENT if team.members * team.teams > shape.facts.multiprocessors else 1
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
@@ -205,15 +205,17 @@ def team(shape: Shape, team: Team) -> Schedule:
 def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
     """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
-    ring, turns = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
-    ahead = _ahead(ring, turns, team.together)
+    circular_buffer, iterations = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
+    ahead = _ahead(circular_buffer, iterations, team.together)
     fits = ahead is not None and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
-    if ahead is None or not fits or team.members > _looking(team.together) or not may_ring(shape, base):
+    if ahead is None or not fits or team.members > _looking(team.together) or not may_buffer(shape, base):
         return None
-    shared = ring * AT_ONCE * _LANES * width * _kept_bytes(shape)
+    shared = circular_buffer * AT_ONCE * _LANES * width * _kept_bytes(shape)
     plan = replace(base, unroll=AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
     waiting = min(_waiting(shape, base), ceil(part, _LANES)) // AT_ONCE * AT_ONCE
-    plan = replace(plan, members=team.members, part=part, kept=part, resident=1, ring=ring, ahead=ahead)
+    plan = replace(
+        plan, members=team.members, part=part, kept=part, resident=1, circular_buffer=circular_buffer, ahead=ahead
+    )
     plan = replace(plan, waiting=waiting, together=team.together)
     # Weights that come from the cache have it for themselves.
     return plan if _weights(shape) and waiting * _LANES < part else replace(plan, nearer=NEARER)

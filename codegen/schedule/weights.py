@@ -6,7 +6,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import flat_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import Beginnings
-from fusepass.codegen.schedule.rows import crossing_stores, prefers_rows
+from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape
 
 # Elements of a vector, weights, and bytes of a row, at least, and the seconds that copies then save for each byte that is moved.
@@ -27,7 +27,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     shape = Shape(kernel, program, facts, aligned=True)
     if shape.col_axis is None or shape.row_axis is None or prefers_rows(shape):
         return None
-    if crossing_stores(shape, shape.col_axis, shape.row_axis):
+    if transposed_stores(shape, shape.col_axis, shape.row_axis):
         return None
     plan = shape.vectors(shape.col_axis)
     column = flat_index(kernel.cols)

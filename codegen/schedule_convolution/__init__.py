@@ -8,16 +8,16 @@ from math import prod
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.held import PairsSchedule
-from fusepass.codegen.schedule_convolution.held_search import fits_held, held_schedule
-from fusepass.codegen.schedule_convolution.places import PlacesSchedule, keeps_sums
-from fusepass.codegen.schedule_convolution.places_search import estimated_seconds, fits, places_schedule
-from fusepass.codegen.schedule_convolution.resident import ResidentSchedule, resident_schedule
+from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule, keeps_sums
+from fusepass.codegen.schedule_convolution.chunks_search import chunk_schedule, estimated_seconds, fits
+from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule, multistage_schedule
+from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
+from fusepass.codegen.schedule_convolution.register_stationary_search import fits_held, register_stationary_schedule
+from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule, shared_stationary_schedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule, streamed_schedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of, unaligned
 
-ConvolutionSchedule = ResidentSchedule | StreamedSchedule | PlacesSchedule | PairsSchedule | SparseSchedule
+ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | PairsSchedule | SparseSchedule
 
 _LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
@@ -29,20 +29,20 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    plan: ResidentSchedule | StreamedSchedule | PairsSchedule | SparseSchedule | None
+    plan: SharedStationarySchedule | MultistageSchedule | PairsSchedule | SparseSchedule | None
     if not any(phase.taps for phase in phases_of(kernel, program)):
         return None
     if anchor_of(kernel).held:
-        plan = held_schedule(kernel, program, facts)
+        plan = register_stationary_schedule(kernel, program, facts)
     elif anchor_of(kernel).halves is not None:
-        places = places_schedule(kernel, program, facts)
+        places = chunk_schedule(kernel, program, facts)
         if aligned or places is None or places.source is None:
             return places
         return replace(places, source=unaligned(places.source, kernel, program))
     elif anchor_of(kernel).packed is None:
-        plan = resident_schedule(kernel, program, facts)
+        plan = shared_stationary_schedule(kernel, program, facts)
     else:
-        plan = streamed_schedule(kernel, program, facts)
+        plan = multistage_schedule(kernel, program, facts)
     return plan if aligned or plan is None else replace(plan, on=unaligned(plan.on, kernel, program))
 
 
@@ -63,7 +63,7 @@ def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
 
 def takers(plan: ConvolutionSchedule) -> int:
     """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
-    return plan.blocks // plan.channel_blocks * (plan.teams if isinstance(plan, PlacesSchedule) else 1)
+    return plan.blocks // plan.channel_blocks * (plan.teams if isinstance(plan, ChunkSchedule) else 1)
 
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
@@ -113,11 +113,7 @@ def pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFac
     if facts.capability < _LEAST_CAPABILITY:
         return False
     before, behind = (schedule_convolution(kernel, program, facts) for kernel in (first, second))
-    if (
-        not isinstance(before, PlacesSchedule)
-        or not isinstance(behind, PlacesSchedule)
-        or not keeps_sums(first, before)
-    ):
+    if not isinstance(before, ChunkSchedule) or not isinstance(behind, ChunkSchedule) or not keeps_sums(first, before):
         return False
     result = program.buffer(anchor_of(first).source).dtype.nbytes * prod(axis.size for axis in dimensions(first))
     moved = result + sum(program.buffer(name).nbytes for name in second.writes)

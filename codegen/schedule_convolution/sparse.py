@@ -14,7 +14,7 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.schedule_convolution.held import HeldSchedule, held_registers
+from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule, held_registers
 from fusepass.codegen.schedule_convolution.tiles import GROUP
 
 NEIGHBOURS = 4  # positions of a column, one for each warp
@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SparseSchedule(HeldSchedule):
+class SparseSchedule(RegisterStationarySchedule):
     """The shape of one launch; see `HeldSchedule`.
 
     Attributes:
@@ -90,7 +90,7 @@ class SparseSchedule(HeldSchedule):
         return (*outer[:-1], outer[-1] // self.lines, last // SET_POSITIONS)
 
     @property
-    def turn_bytes(self) -> int:
+    def iteration_bytes(self) -> int:
         """Of all weights, each warp's own."""
         return held_registers(self) * 4 * 32 * NEIGHBOURS
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import MOST_HELD, ROWS, Phase
+from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY, ROWS, Phase
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.places import makes_own_values
+from fusepass.codegen.schedule_convolution.chunks import makes_own_values
 from fusepass.codegen.schedule_convolution.sparse import (
     NEIGHBOURS,
     PLACE_BYTES,
@@ -55,7 +55,7 @@ def sparse_schedules(kernel: Kernel, program: Program, facts: DeviceFacts) -> It
         return
     (phase,) = phases_of(kernel, program)
     steps = _Steps.of(phase, program.buffer(anchor.source).shape[1])
-    if 4 * anchor.parts * len(steps.met) > MOST_HELD:
+    if 4 * anchor.parts * len(steps.met) > MOST_REGISTER_STATIONARY:
         return
     for tile, lines in _tile_shapes(sizes[2:]):
         on = _tiles(kernel, program, steps, tile)
@@ -190,7 +190,7 @@ def _candidates(kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, li
         plan = SparseSchedule(
             on=replace(on, block_warps=warps, state_floats=state_floats(kernel, 1) * warps // WARPS),
             rows=1,
-            turns=1,
+            iterations=1,
             parts=anchor_of(kernel).parts,
             channels=len(steps.offsets[0]),
             sizes=tuple(sizes[2:]),
@@ -216,7 +216,7 @@ def _candidates(kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, li
 
 def shared_bytes(plan: SparseSchedule) -> int:
     """Of a block. Weights lie where halves and a tile do until threads have them."""
-    return 4 * plan.room_floats + plan.found_bytes + max(plan.packed_room + plan.tile_bytes, plan.turn_bytes)
+    return 4 * plan.room_floats + plan.found_bytes + max(plan.packed_room + plan.tile_bytes, plan.iteration_bytes)
 
 
 def sparse_cost(plan: SparseSchedule, kernel: Kernel, facts: DeviceFacts) -> float:

@@ -216,7 +216,7 @@ def _candidate(
         return None
     tiles = (ceil(rows / tiling.rows), ceil(columns / tiling.columns))
     count = pieces * batch * prod(tiles)
-    if count > _MAX_BLOCKS or (tiling.turns and tiles[0] > facts.multiprocessors):
+    if count > _MAX_BLOCKS or (tiling.iterations and tiles[0] > facts.multiprocessors):
         return None
     shared = fitted.shared(stage, product)
     sides = ((left, fitted.rows), (right, fitted.columns))
@@ -229,7 +229,7 @@ def _candidate(
         right=right,
         tiles=tiles,
         batches=pieces * batch,
-        blocks=staying if tiling.turns else count,
+        blocks=staying if tiling.iterations else count,
         shared_bytes=shared,
         wide=_is_wide(kernel, program, fitted),
         arithmetic=product.arithmetic,
@@ -304,7 +304,7 @@ def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
     apart = _product(kernel).apart
     if not apart:
         return tiling.laid_out % kernel.col_count == 0
-    if tiling.turns:
+    if tiling.iterations:
         return False
     together = kernel.col_count * apart
     return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)

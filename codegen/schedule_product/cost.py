@@ -49,7 +49,7 @@ def seconds_of(
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
     short, following = not tiling.runs and tiling.panels(product) < tiling.stages, 0.0
     if short or product.arithmetic is Arithmetic.HALVES:
-        following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.turns else 1)
+        following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.iterations else 1)
     copying = 0.0 if short else each * tiling.panels(product) * narrow / 32 * _NARROW
     starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
     working, moving = starting + computing + copying + following, moved / facts.bandwidth

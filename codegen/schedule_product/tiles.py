@@ -59,7 +59,7 @@ class Tiling:
     turned: bool = False
     arithmetics: tuple[Arithmetic, ...] = _EVERY
     runs: bool = False
-    turns: int = 0
+    iterations: int = 0
     strip: int = 0
     chained: bool = False
 
@@ -101,7 +101,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        return 32 * self.warp_rows * self.warp_columns * max(self.turns, 1)
+        return 32 * self.warp_rows * self.warp_columns * max(self.iterations, 1)
 
     @property
     def room_pitch(self) -> int:
@@ -124,13 +124,13 @@ class Tiling:
         arithmetic = product.arithmetic
         if arithmetic not in self.arithmetics or (self.runs and (product.runs is None or product.pieces > 1)):
             return False
-        if self.turns and product.runs and product.runs.are_parted:
+        if self.iterations and product.runs and product.runs.are_parted:
             return False
         if self.chained and not _shares_segments(product.runs, self.columns):
             return False
         if product.fills and not self.chained:
             return False
-        if self.turns and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
+        if self.iterations and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
         if not self.groups or arithmetic is Arithmetic.HALVES:
             return True
@@ -155,7 +155,7 @@ class Tiling:
         """How many runs are in shared memory at a time: one is fetched with the first panel that needs it, `stages` panels or more behind
         the last one that needs the run whose place it takes.
         """
-        if self.turns:
+        if self.iterations:
             return self.stages
         depth = PANEL_BYTES // 2
 
@@ -172,7 +172,7 @@ class Tiling:
 
     def staying(self, runs: Runs) -> int:
         """Bytes of the rows' numbers that stay in shared memory where groups take turns."""
-        return self.rows * runs.count * runs.terms * 2 if self.turns else 0
+        return self.rows * runs.count * runs.terms * 2 if self.iterations else 0
 
     def registers(self, arithmetic: Arithmetic) -> int:
         """Registers of a thread, roughly: its sums, and numbers on their way to them, of which products of parts have more."""
@@ -204,9 +204,9 @@ class Tiling:
         """
         runs = product.runs
         rooms = 4 * self.threads // 32 * self.room
-        if self.turns and runs:
+        if self.iterations and runs:
             factors = _FACTOR * PLACE * runs.planes if product.fills else 0
-            barriers = _BARRIER * 2 * (self.stages + self.turns)
+            barriers = _BARRIER * 2 * (self.stages + self.iterations)
             return self.staying(runs) + self.run_bytes(runs) + rooms + factors + barriers
         if self.runs and runs:
             return max(self.stages * stage + self.run_bytes(runs), rooms)
@@ -252,8 +252,8 @@ TILINGS = (
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256
     Tiling(4, 1, 1, 16, 4, 3, 0.9, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 128
-    Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=64),  # 64 x 256
+    Tiling(4, 1, 1, 32, 4, 1, 1.15, groups=True, arithmetics=_HALVES, runs=True, iterations=2, strip=64),  # 64 x 256
     Tiling(
-        4, 1, 1, 32, 4, 1, 1.2, groups=True, arithmetics=_HALVES, runs=True, turns=2, strip=32, chained=True
+        4, 1, 1, 32, 4, 1, 1.2, groups=True, arithmetics=_HALVES, runs=True, iterations=2, strip=32, chained=True
     ),  # 64 x 256
 )

@@ -21,7 +21,7 @@ from fusepass.codegen.ir.convolution import (
     fill_halves,
     holds_weights,
     is_plain_product,
-    takes_patches,
+    takes_output_tiles,
     tiled_halves,
 )
 from fusepass.codegen.ir.dtype import Precision
@@ -243,7 +243,7 @@ def _is_plain_product(graph: fx.GraphModule) -> bool:
         stride, padding, transposed, groups = (node.args[place] for place in (3, 4, 6, 8))
         source, kernel, made = (tensor.shape[2:] for tensor in (x, weight, result))
         plain = is_plain_product(source, kernel, made, stride, padding, groups, transposed)
-        plain = plain or takes_patches(_anchor(node), kernel, x.stride(-1), x.itemsize)
+        plain = plain or takes_output_tiles(_anchor(node), kernel, x.stride(-1), x.itemsize)
         return plain and weight.dtype in (torch.float32, *HALVES)
     return False
 
@@ -267,7 +267,7 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
     if not worth:
         return [AnchorSource.HALVES]
     found = [AnchorSource.HALVES, *([AnchorSource.TILED_HALVES] if tiled_halves(x.shape[1], read) else [])]
-    return [*found, *([AnchorSource.HELD_HALVES] if not of_halves and _may_hold(node) else [])]
+    return [*found, *([AnchorSource.REGISTER_STATIONARY] if not of_halves and _may_hold(node) else [])]
 
 
 def _may_hold(node: fx.Node) -> bool:

@@ -42,7 +42,7 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 _MULTIPLIED = 1.8e14 / 132  # operations a second of a multiprocessor of an H100, in generated convolutions of TF32
 _LONGER = 2  # times as long as memory takes: from there on products of halves were faster
 
-_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.HELD_HALVES, AnchorSource.HALVES)
+_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY, AnchorSource.HALVES)
 
 
 def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:

@@ -347,8 +347,8 @@ class PoolsOfLookedUp(nn.Module):
     """Windows of unequal sizes mask what is out of reach, also along dimensions in which nothing is looked up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = F.unfold(x.asinh(), (1, 3), (2, 2), (0, 0), (2, 1))
-        return F.adaptive_avg_pool1d(patches, 5)
+        output_tiles = F.unfold(x.asinh(), (1, 3), (2, 2), (0, 0), (2, 1))
+        return F.adaptive_avg_pool1d(output_tiles, 5)
 
 
 def test_windows_over_what_is_looked_up() -> None:

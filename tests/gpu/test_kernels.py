@@ -216,12 +216,12 @@ def test_replayed_launches_of_several_threads_and_streams(name: str, libraries: 
             memory = {b.name: torch.zeros(b.nbytes // 4, device="cuda") for b in program.arguments}
             x, y = (memory[each].view(program.buffer(each).shape) for each in ("x", "y"))
             pointers = [memory[b.name].data_ptr() for b in program.arguments]
-            for turn in range(30):
-                x.fill_(number).view(-1)[turn] += 1 + turn
+            for iteration in range(30):
+                x.fill_(number).view(-1)[iteration] += 1 + iteration
                 status = run(*pointers, stream.cuda_stream)
                 right = x + len(program.kernels) if name == "chain_short" else x.softmax(1)
                 if status != 0 or not torch.allclose(y, right, rtol=1e-5, atol=1e-9):
-                    wrong.append(f"thread {number}, turn {turn}, status {status}")
+                    wrong.append(f"thread {number}, turn {iteration}, status {status}")
 
     threads = [threading.Thread(target=calls, args=(number,)) for number in range(10)]
     for thread in threads:

@@ -232,11 +232,11 @@ def test_calls_that_come_again_are_replayed_and_read_what_is_there_then() -> Non
     model.cuda()
     optimised, twin = fusepass.optimize(model, tune="off"), copy.deepcopy(model)
     with torch.no_grad():
-        for turn in range(12):
+        for iteration in range(12):
             x.normal_()
             result, right = optimised(x), twin(x)
             torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-9)
-            if turn % 4 == 3:
+            if iteration % 4 == 3:
                 held.append((result, right))
     for result, right in held:
         torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-9)

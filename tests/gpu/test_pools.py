@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.unit.test_patch_iterations import CASES
 from torch import nn
 
 import fusepass
@@ -17,7 +18,6 @@ from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.errors import BuildError
 from fusepass.numerics.check import check
 from tests.support.regions import region
-from tests.unit.test_patch_turns import CASES
 
 pytestmark = pytest.mark.gpu
 

@@ -74,25 +74,25 @@ def test_parameters_are_read_where_they_are() -> None:
     x = torch.randn(4, 1 << 20, device="cuda")
     kept = []
     with torch.no_grad():
-        for turn in range(40):
-            if turn % 2:
+        for iteration in range(40):
+            if iteration % 2:
                 kept.append(model.weight.data)
                 model.weight.data = torch.rand(4, 1, device="cuda")
-            if turn % 7 == 6:
+            if iteration % 7 == 6:
                 model.weight = nn.Parameter(torch.rand(4, 1, device="cuda"))
             model.weight.mul_(1.5)
             torch.testing.assert_close(optimised(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_streams_in_turn_do_not_share_a_workspace(ready: tuple[OptimizedModule, Tensor]) -> None:
+def test_streams_in_iteration_do_not_share_a_workspace(ready: tuple[OptimizedModule, Tensor]) -> None:
     optimised, x = ready
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     inputs = [x * factor for factor in torch.linspace(0.1, 1.0, 24, device="cuda")]
     side.wait_stream(main)
     held = []
-    for turn, value in enumerate(inputs):
-        with torch.cuda.stream(side if turn % 3 or turn > 16 else main):
-            if turn == 6:
+    for iteration, value in enumerate(inputs):
+        with torch.cuda.stream(side if iteration % 3 or iteration > 16 else main):
+            if iteration == 6:
                 torch.cuda._sleep(20_000_000)  # what this stream does comes much later than what the other does
             held.append((optimised(value), value))
     torch.cuda.synchronize()

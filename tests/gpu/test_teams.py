@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 Case = tuple[nn.Module, tuple[int, ...], torch.dtype]
 
-RINGS: dict[str, Case] = {
+CIRCULAR_BUFFERS: dict[str, Case] = {
     "weights of channels": (nn.GroupNorm(1, 192), (64, 192, 56, 56), torch.float32),
     "of halves": (nn.GroupNorm(1, 192), (64, 192, 56, 56), torch.float16),
     "rows that begin anywhere": (nn.Sequential(nn.GroupNorm(1, 97), nn.ReLU()), (96, 97, 57, 57), torch.float32),
@@ -22,10 +22,10 @@ RINGS: dict[str, Case] = {
 """Normalisations whose blocks keep a ring."""
 
 
-@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize("name", CIRCULAR_BUFFERS)
 @torch.no_grad()
 def test_rings(name: str) -> None:
-    module, shape, dtype = RINGS[name]
+    module, shape, dtype = CIRCULAR_BUFFERS[name]
     model = module.to("cuda", dtype)
     for parameter in model.parameters():
         parameter.normal_()

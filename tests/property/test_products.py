@@ -44,9 +44,9 @@ def test_values(case: Case, first: int, aligned: bool) -> None:
     program = generated(case)
     verify(program)
     inputs = inputs_of(program)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as output_tile:
         for tiling in (*TILINGS[first:], *TILINGS):
-            patch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+            output_tile.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
             if schedule_product(program.kernels[0], program, ONE, aligned=aligned) is not None:
                 break
         source = render(program, ONE, aligned=aligned)

@@ -93,7 +93,7 @@ def test_names_are_short_and_stable() -> None:
     assert rename_axes(kernel, made.builder) == kernel
 
 
-def test_split_axes_turns_quotients_into_axes() -> None:
+def test_split_axes_iterations_quotients_into_axes() -> None:
     made = region(lambda x: x.reshape(2, 3, 2, 20).permute(1, 0, 2, 3).reshape(3, 80) + 1, _images())
     (kernel,) = made.program.kernels
     assert "//" in str([str(load.index) for load in kernel.loads()])
@@ -112,6 +112,6 @@ def test_an_axis_is_split_where_another_part_of_it_is_nearest() -> None:
     made.check(program)
     (kernel,) = program.kernels
     assert 32 in [axis.size for axis in kernel.rows]
-    assert schedule(kernel, program, DeviceFacts.h200()).walk is Walk.CROSSING
+    assert schedule(kernel, program, DeviceFacts.h200()).walk is Walk.TRANSPOSE
     near = region(lambda x: F.pixel_shuffle(x, 2), torch.randn(2, 16, 8, 8)).passed(pass_options(DeviceFacts.h200()))
     assert schedule(near.kernels[0], near, DeviceFacts.h200()).walk is Walk.POINTWISE

@@ -26,8 +26,8 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
-from fusepass.codegen.schedule_convolution.resident import ResidentSchedule
-from fusepass.codegen.schedule_convolution.streamed import StreamedSchedule
+from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
+from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule
 from fusepass.codegen.toolchain import include_directory
 from fusepass.errors import IRError
 from tests import compile_cuda
@@ -138,7 +138,7 @@ def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
 def test_large_kernels_of_few_channels_share_their_output_channels_among_blocks() -> None:
     program = generated(LARGE_KERNEL)
     plan = schedule_convolution(*_kernel(program)[::-1], H200)
-    assert isinstance(plan, ResidentSchedule)
+    assert isinstance(plan, SharedStationarySchedule)
     assert (plan.channels, plan.channel_blocks) == (32, 3)
     inputs = inputs_of(program)
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
@@ -153,7 +153,7 @@ def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None
     assert not serves(*_kernel(generated(case)), H200)
     program = generate_anchors(program_of(case), Builder(), choose)
     verify(program)
-    assert isinstance(schedule_convolution(program.kernels[1], program, H200), StreamedSchedule)
+    assert isinstance(schedule_convolution(program.kernels[1], program, H200), MultistageSchedule)
     assert not preferred(program, program.kernels[1], H200)
     inputs = inputs_of(program)
     got, wanted = emulate(program, render(program, SMALL), inputs), interpret(program, inputs)
@@ -364,7 +364,7 @@ def test_a_tile_fits_its_device(facts: DeviceFacts) -> None:
         assert "TF32 x 3" in describe(program, program.kernels[-1], facts)
 
 
-def streamed_plans() -> Iterator[StreamedSchedule]:
+def multistage_plans() -> Iterator[MultistageSchedule]:
     large = Case((32, 64, 64, 64), 128, (3, 3), (1, 1), (1, 1), (1, 1))
     deep = Case((4, 256, 16, 16), 64, (4, 4), (2, 2), (1, 1), (1, 1), True)
     wide = Case((2, 64, 16, 32, 32), 128, (5, 5, 5), (1, 1, 1), (0, 0, 0), (1, 1, 1))
@@ -373,7 +373,7 @@ def streamed_plans() -> Iterator[StreamedSchedule]:
     for (case, precision, warps), facts in itertools.product(cases, [H200, SMALL]):
         program = generated(replace(case, precision=precision, warps=warps))
         plan = schedule_convolution(program.kernels[-1], program, facts)
-        assert isinstance(plan, StreamedSchedule)
+        assert isinstance(plan, MultistageSchedule)
         yield plan
 
 
@@ -387,7 +387,7 @@ def test_weights_that_are_not_in_slices_are_refused() -> None:
 
 
 def test_pieces_cover_each_slice_once() -> None:
-    for plan in streamed_plans():
+    for plan in multistage_plans():
         pieces, slices = plan.pieces(), plan.slices()
         done = [(piece.chunk, piece.first + number) for piece in pieces for number in range(piece.count)]
         assert sorted(done) == sorted(itertools.product(range(plan.chunks), range(len(slices))))
@@ -397,7 +397,7 @@ def test_pieces_cover_each_slice_once() -> None:
 
 def test_no_copy_overwrites_what_is_still_read() -> None:
     """Piece n waits for its copies, meets the others, begins the copies of piece n + stages - 1, and reads."""
-    for plan in streamed_plans():
+    for plan in multistage_plans():
         pieces = plan.pieces() * 3
         generation = list(itertools.accumulate(piece.loads for piece in pieces))
         for number, coming in enumerate(pieces[plan.stages - 1 :]):

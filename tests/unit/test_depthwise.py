@@ -81,11 +81,11 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
         ("depthwise, 3d, every second plane", "patches of"),
     ],
 )
-def test_who_stages_its_input(name: str, patches: str) -> None:
+def test_who_stages_its_input(name: str, output_tiles: str) -> None:
     program = generated(DEPTHWISE[name])
     found = describe(program, program.kernels[0], SMALL)
-    assert patches in found
-    assert found.startswith("patch") is bool(patches)
+    assert output_tiles in found
+    assert found.startswith("patch") is bool(output_tiles)
 
 
 def test_a_transposed_one_reads_along_its_rows() -> None:

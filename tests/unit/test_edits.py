@@ -19,7 +19,7 @@ from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import original_operators
 
 Undo = Callable[[], object]
-Patch = pytest.MonkeyPatch
+OutputTile = pytest.MonkeyPatch
 
 
 class Block(nn.Module):
@@ -221,35 +221,35 @@ EDITS: dict[str, Callable[[Net], object]] = {
 }
 
 
-def _patched_forward(kind: type[nn.Module]) -> Callable[[Patch], None]:
-    return lambda patch: patch.setattr(kind, "forward", around(kind.forward))
+def _patched_forward(kind: type[nn.Module]) -> Callable[[OutputTile], None]:
+    return lambda output_tile: output_tile.setattr(kind, "forward", around(kind.forward))
 
 
 def _after_every_module(module: nn.Module, args: Any, result: Any) -> Any:
     return moved(result) if isinstance(result, Tensor) else result
 
 
-def _global_hook(patch: Patch) -> None:
+def _global_hook(output_tile: OutputTile) -> None:
     hooks = nn.modules.module._global_forward_hooks
-    patch.setitem(hooks, -1, _after_every_module)
+    output_tile.setitem(hooks, -1, _after_every_module)
 
 
-def _patched_call(patch: Patch) -> None:
+def _patched_call(output_tile: OutputTile) -> None:
     call = nn.Module.__call__
-    patch.setattr(Block, "__call__", lambda self, x: moved(call(self, x)), raising=False)
+    output_tile.setattr(Block, "__call__", lambda self, x: moved(call(self, x)), raising=False)
 
 
-def _patched_own_call(patch: Patch) -> None:
+def _patched_own_call(output_tile: OutputTile) -> None:
     call = nn.Module.__call__
     for kind in ROUTES.values():
-        patch.setattr(kind, "__call__", lambda self, x: moved(call(self, x)), raising=False)
+        output_tile.setattr(kind, "__call__", lambda self, x: moved(call(self, x)), raising=False)
 
 
-def _new_attribute_of_a_base(patch: Patch) -> None:
-    patch.setattr(Block, "forward", lambda self, x: self.act(self.linear(x)).sin())
+def _new_attribute_of_a_base(output_tile: OutputTile) -> None:
+    output_tile.setattr(Block, "forward", lambda self, x: self.act(self.linear(x)).sin())
 
 
-AROUND: dict[str, Callable[[Patch], object]] = {
+AROUND: dict[str, Callable[[OutputTile], object]] = {
     "forward of a class": _patched_forward(Block),
     "another forward of a class": _new_attribute_of_a_base,
     "forward of the model's class": _patched_forward(Net),
@@ -258,16 +258,22 @@ AROUND: dict[str, Callable[[Patch], object]] = {
     "forward of nn.Sequential": _patched_forward(nn.Sequential),
     "a class's call": _patched_call,
     "the call of the model's class": _patched_own_call,
-    "a method of a class": lambda patch: patch.setattr(Block, "tail", lambda self, x: x * 3),
-    "a function of nn.functional": lambda patch: patch.setattr(F, "relu", around(F.relu)),
-    "a function that nn.Linear calls": lambda patch: patch.setattr(F, "linear", around(F.linear)),
-    "a function that nn.LayerNorm calls": lambda patch: patch.setattr(F, "layer_norm", around(F.layer_norm)),
-    "a function of torch": lambda patch: patch.setattr(torch, "tanh", around(torch.tanh)),
-    "a function that a function calls": lambda patch: patch.setattr(torch, "relu", around(torch.relu)),
-    "a method of tensors": lambda patch: patch.setattr(Tensor, "exp", around(Tensor.exp)),
-    "a global function": lambda patch: patch.setitem(globals(), "squash", around(squash)),
-    "a global module": lambda patch: patch.setitem(globals(), "F", types.SimpleNamespace(relu=torch.sigmoid)),
-    "a function's code": lambda patch: patch.setattr(squash, "__code__", (lambda x: torch.tanh(x) * 0.3).__code__),
+    "a method of a class": lambda output_tile: output_tile.setattr(Block, "tail", lambda self, x: x * 3),
+    "a function of nn.functional": lambda output_tile: output_tile.setattr(F, "relu", around(F.relu)),
+    "a function that nn.Linear calls": lambda output_tile: output_tile.setattr(F, "linear", around(F.linear)),
+    "a function that nn.LayerNorm calls": lambda output_tile: output_tile.setattr(
+        F, "layer_norm", around(F.layer_norm)
+    ),
+    "a function of torch": lambda output_tile: output_tile.setattr(torch, "tanh", around(torch.tanh)),
+    "a function that a function calls": lambda output_tile: output_tile.setattr(torch, "relu", around(torch.relu)),
+    "a method of tensors": lambda output_tile: output_tile.setattr(Tensor, "exp", around(Tensor.exp)),
+    "a global function": lambda output_tile: output_tile.setitem(globals(), "squash", around(squash)),
+    "a global module": lambda output_tile: output_tile.setitem(
+        globals(), "F", types.SimpleNamespace(relu=torch.sigmoid)
+    ),
+    "a function's code": lambda output_tile: output_tile.setattr(
+        squash, "__code__", (lambda x: torch.tanh(x) * 0.3).__code__
+    ),
     "a hook for all modules": _global_hook,
 }
 
@@ -320,5 +326,5 @@ def test_an_edit_of_the_model_shows_in_the_next_call(edit: str, route: CaptureRo
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("late", [True, False])
 def test_an_edit_around_the_model_shows_in_the_next_call(edit: str, route: CaptureRoute, late: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        check(route, late, lambda _: AROUND[edit](patch), lambda: None)
+    with pytest.MonkeyPatch.context() as output_tile:
+        check(route, late, lambda _: AROUND[edit](output_tile), lambda: None)

@@ -80,7 +80,7 @@ def test_such_a_load_crosses_tiles() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_parts_that_take_turns_within_a_vector_are_no_branches(dtype: torch.dtype) -> None:
+def test_parts_that_take_iterations_within_a_vector_are_no_branches(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     facts = DeviceFacts.h200()
 

@@ -213,7 +213,7 @@ def test_values_of_runs(name: str, tiling: Tiling, monkeypatch: pytest.MonkeyPat
     assert isinstance(kernel.anchor, Product)
     assert kernel.anchor.runs is not None
     if schedule_product(kernel, program, H200) is None:
-        assert tiling.turns
+        assert tiling.iterations
         assert tiling.chained or kernel.anchor.runs.are_parted
         return
     given = operands(case)

@@ -171,7 +171,7 @@ def test_values_of_groups_of_warps(tile: tuple[int, int], case: Case, monkeypatc
 def test_values_of_columns_that_are_neighbours(
     tile: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = tuple(each for each in TILINGS if each.runs and not each.turns and (each.rows, each.columns) == tile)
+    chosen = tuple(each for each in TILINGS if each.runs and not each.iterations and (each.rows, each.columns) == tile)
     monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", chosen)
     case = CASES[name]
     program = halved(case)
@@ -286,7 +286,10 @@ def test_only_where_it_is_asked_for() -> None:
     program = program_of(replace(CASES["2d"], precision=Precision.TF32))
     for anchor in AnchorSource:
         made = generate(program, Builder(), H200, anchor).program
-        asked = anchor in (AnchorSource.HALVES, AnchorSource.HELD_HALVES)  # weights of many channels are not held
+        asked = anchor in (
+            AnchorSource.HALVES,
+            AnchorSource.REGISTER_STATIONARY,
+        )  # weights of many channels are not held
         assert any(isinstance(kernel.anchor, Product) for kernel in made.kernels) is asked
 
 
@@ -392,7 +395,7 @@ def test_what_is_left_for_nvcc(name: str) -> None:
     compile_cuda.keep(render(halved(CASES[name]), H200))
 
 
-@pytest.mark.parametrize("tiling", [each for each in TILINGS if each.runs and not each.turns], ids=tiling_id)
+@pytest.mark.parametrize("tiling", [each for each in TILINGS if each.runs and not each.iterations], ids=tiling_id)
 @pytest.mark.thinned(3)
 def test_columns_that_are_neighbours_leave_sums_in_registers(
     tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -141,7 +141,7 @@ def test_results_do_not_depend_on_which_block_ends_last() -> None:
         (lambda x: F.avg_pool2d(x, 13, 1, 6) * 0.7, ((1, 256, 20, 8),), torch.float32), torch.channels_last
     )
     ((number, rank, plan),) = _direct(program)
-    assert 20 % plan.band
+    assert 20 % plan.tile_height
     source = render(program, SMALL, overrides=ScheduleOverrides(number, rank))
     assert "fp::Line<" in source.text
     turned = replace(source, text=source.text.replace("blockIdx.x", "(gridDim.x - 1 - blockIdx.x)"))

@@ -61,7 +61,7 @@ def test_maxima(geometry: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("padded", [False, True])
-def test_gradients_of_windows_that_do_not_step_are_of_patches(size: int, *, padded: bool) -> None:
+def test_gradients_of_windows_that_do_not_step_are_of_output_tiles(size: int, *, padded: bool) -> None:
     less, pad = (0, size // 2) if padded else (size - 1, 0)
     a, gradient = torch.empty(16, 3, 256, 256, device="meta"), torch.empty(16, 3, 256 - less, 256 - less, device="meta")
     made = operator_region(
@@ -70,7 +70,7 @@ def test_gradients_of_windows_that_do_not_step_are_of_patches(size: int, *, padd
     facts = DeviceFacts.h200()
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
-    assert schedule(kernel, program, facts).walk is Walk.PATCH
+    assert schedule(kernel, program, facts).walk is Walk.OUTPUT_TILE
 
 
 def test_a_gradient_that_takes_long_is_made_once_for_all_windows_it_came_from() -> None:
@@ -134,14 +134,14 @@ def test_resampling_refuses_what_kernels_disagree_on() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
-def test_gradients_of_resampled_images_are_of_patches(kind: str) -> None:
+def test_gradients_of_resampled_images_are_of_output_tiles(kind: str) -> None:
     torch.manual_seed(0)
     facts = DeviceFacts.h200()
     target = getattr(aten, f"upsample_{kind}2d_backward").default
     made = operator_region(target, torch.randn(64, 4, 64, 64), [64, 64], [64, 4, 32, 32], False)
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
-    assert schedule(kernel, program, facts).walk is Walk.PATCH
+    assert schedule(kernel, program, facts).walk is Walk.OUTPUT_TILE
     (output,) = program.outputs
     got = tensor_of(emulate(program, render(program, facts), made.memory(program))[output], program.buffer(output))
     torch.testing.assert_close(got, made.eager()[0], rtol=1e-5, atol=1e-5)

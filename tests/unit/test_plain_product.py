@@ -66,7 +66,7 @@ def test_values(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.thinned(3)
-def test_patches(name: str) -> None:
+def test_output_tiles(name: str) -> None:
     """Rows of the result are channels, or, where these are neighbours in memory, the patches of all samples."""
     case = PATCHES[name]
     program = generated(case)

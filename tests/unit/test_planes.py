@@ -77,7 +77,7 @@ def test_values(name: str, device: str) -> None:
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
-    assert plan.walk is Walk.PATCH
+    assert plan.walk is Walk.OUTPUT_TILE
     assert plan.depth
     source = render(program, facts)
     results = emulate(program, source, made.memory(program))
@@ -144,7 +144,7 @@ def test_what_shares_little_or_lies_otherwise_does_not(function: Callable[[Tenso
         (2, 1, 2, {(0, 0): 0, (2, 0): 1}),
     ],
 )
-def test_points_of_a_turn(size: int, step: int, dilation: int, points: dict[tuple[int, int], int]) -> None:
+def test_points_of_a_iteration(size: int, step: int, dilation: int, points: dict[tuple[int, int], int]) -> None:
     planes = Planes(Axis("z", 9), Axis("tap", size), step, dilation)
-    pairs = ((result, plane) for result in range(planes.open) for plane in range(planes.turn))
+    pairs = ((result, plane) for result in range(planes.open) for plane in range(planes.iteration))
     assert {pair: found for pair in pairs if (found := planes.point(*pair)) is not None} == points

@@ -57,7 +57,7 @@ def _deep(held: Any) -> float:
     return float(held.a.b.scale)
 
 
-def _turn(held: Any) -> None:
+def _iteration(held: Any) -> None:
     held.move_to_end(next(iter(held)))
 
 
@@ -80,7 +80,7 @@ def _grow_deep(held: Any) -> None:
 STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], Any]]] = {
     "slots": (Slots, lambda held: held.scale, _grow),
     "third object": (lambda: Bag(a=Bag(b=Bag(scale=2.0))), _deep, _grow_deep),
-    "order": (lambda: collections.OrderedDict(a=1.0, b=2.0), _first_value, _turn),
+    "order": (lambda: collections.OrderedDict(a=1.0, b=2.0), _first_value, _iteration),
     "array of NumPy": (lambda: numpy.array([2.0, 3.0]), _first, _increase),
     "array": (lambda: array.array("d", [2.0, 3.0]), _first, _increase),
     "deque": (lambda: collections.deque([1, 2], maxlen=2), _first, _append),

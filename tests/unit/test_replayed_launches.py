@@ -194,9 +194,9 @@ def test_the_second_call_is_a_graph(calls: Calls) -> None:
 
 
 def test_each_set_of_pointers_has_its_graph(calls: Calls) -> None:
-    turns = [(1, 20), (1, 30), (2, 20)]
-    calls.run(*turns)
-    assert calls.run(*turns * 3) == (0, 36)
+    iterations = [(1, 20), (1, 30), (2, 20)]
+    calls.run(*iterations)
+    assert calls.run(*iterations * 3) == (0, 36)
     assert (calls["made"], calls["updated"]) == (3, 0)
 
 

@@ -95,20 +95,20 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
 def check_fits(plan: Schedule, kernel: Kernel) -> None:
     """Assert that an H200 can launch `plan`, and that its threads reach all points of `kernel`."""
     assert 32 <= plan.threads <= 1024
-    assert plan.threads % 32 == 0 or plan.walk is Walk.PATCH or plan.span > 1
+    assert plan.threads % 32 == 0 or plan.walk is Walk.OUTPUT_TILE or plan.span > 1
     assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
     rows, cols = kernel.row_count, kernel.col_count
     match plan.walk:
         case Walk.POINTWISE:
             assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
             assert plan.ragged is (rows % plan.width != 0)
-        case Walk.PATCH:
+        case Walk.OUTPUT_TILE:
             assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width * max(plan.depth, 1) < 3 * rows
             assert plan.groups % plan.planes == 0
-            assert plan.unroll <= plan.band <= plan.groups // plan.planes * plan.unroll
+            assert plan.unroll <= plan.tile_height <= plan.groups // plan.planes * plan.unroll
             assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
             assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
-        case Walk.CROSSING:
+        case Walk.TRANSPOSE:
             columns = prod(axis.size for axis in plan.columns)
             tall, wide = plan.tile
             assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
@@ -119,7 +119,7 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
             assert 0 < plan.kept <= plan.part
         case Walk.OUTER if plan.members > 1:
             assert plan.members * plan.part * plan.span >= cols > (plan.members - 1) * plan.part * plan.span
-            assert plan.turns <= plan.ahead < min(3 * plan.turns, plan.ring)
+            assert plan.iterations <= plan.ahead < min(3 * plan.iterations, plan.circular_buffer)
         case Walk.INNER if plan.cluster > 1:
             assert plan.blocks == rows * plan.cluster
             assert plan.cluster * plan.part >= plan.vectors(cols)
@@ -170,7 +170,7 @@ def test_tiles(
     make: Callable[[], Program], width: int, unroll: int, lanes: int, groups: int, columns: tuple[str, ...]
 ) -> None:
     plan = first(make())
-    assert plan.walk is Walk.CROSSING
+    assert plan.walk is Walk.TRANSPOSE
     assert tuple(axis.name for axis in plan.columns) == columns
     assert (plan.width, plan.unroll, plan.lanes, plan.groups) == (width, unroll, lanes, groups)
 
@@ -258,7 +258,7 @@ def test_whole_vectors_have_no_bank_conflicts(nbytes: int) -> None:
     tile = Tile(512 // nbytes, 32, 256 if nbytes < 8 else 128, vector, nbytes, vector)
 
     def place(across: int, along: int) -> int:
-        return across * tile.pitch + (along ^ across // tile.width % tile.turns * vector)
+        return across * tile.pitch + (along ^ across // tile.width % tile.iterations * vector)
 
     assert sorted(place(i, j) for i in range(tile.across) for j in range(tile.along)) == [
         *range(tile.across * tile.along)

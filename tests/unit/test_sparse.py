@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.unit.test_held import H200, HELD, SMALL, held, multiplying, planned
+from tests.unit.test_places import quiet_inputs
 
-from fusepass.codegen.ir.convolution import MOST_HELD
+from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.render.cuda_scaled import BINADES
 from fusepass.codegen.schedule_convolution import held_search
-from fusepass.codegen.schedule_convolution.held import held_registers
+from fusepass.codegen.schedule_convolution.register_stationary import held_registers
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of
 from fusepass.codegen.toolchain import include_directory
@@ -28,8 +30,6 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
-from tests.unit.test_held import H200, HELD, SMALL, held, multiplying, planned
-from tests.unit.test_places import quiet_inputs
 from tests.unit.test_render_cuda import inputs_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -170,7 +170,7 @@ def test_a_schedule_fits_the_device() -> None:
         program = generated_pooling(held(LARGE["3d, 3 to 16"], precision), Across.EACH)
         plan = planned(program, H200)
         assert isinstance(plan, SparseSchedule)
-        assert held_registers(plan) <= MOST_HELD
+        assert held_registers(plan) <= MOST_REGISTER_STATIONARY
         assert plan.resident * plan.shared_bytes <= H200.shared_bytes_per_block
         assert plan.on.block_warps % NEIGHBOURS == 0
         assert "sparse products" in describe(program, multiplying(program), H200)

@@ -115,7 +115,7 @@ def test_a_team_of_all_blocks_holds_a_part_in_registers(
     np.testing.assert_allclose(results["y"].reshape(3, cols), exact, atol=4e-6)
 
 
-RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, int], str]] = {
+CIRCULAR_BUFFERS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, int], str]] = {
     "layer norm": (
         lambda x, *weights: F.layer_norm(x, x.shape[1:], *weights), (5, 13_000), (13_000,), (2, 1),
         "a ring of 6 places, 4 vectors of weights",
@@ -167,11 +167,11 @@ RINGS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tup
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", thinned(RINGS, 2))
+@pytest.mark.parametrize("name", thinned(CIRCULAR_BUFFERS, 2))
 @pytest.mark.thinned(5)
 def test_a_ring(name: str) -> None:
     """What blocks sweep is ahead of what they store, by a row or more; results are as near as the numeric policy wants them."""
-    function, shape, weights, (members, teams), plan = RINGS[name]
+    function, shape, weights, (members, teams), plan = CIRCULAR_BUFFERS[name]
     random = torch.Generator().manual_seed(3)
     dtype = torch.float16 if "halves" in name else torch.float32
     x, *others = (torch.randn(size, generator=random).to(dtype) for size in (shape, weights, weights))
@@ -414,11 +414,11 @@ def test_large_layer_norm_is_one_kernel() -> None:
     ],
     ids=["group norm", "layer norm", "for each column"],
 )
-def test_weights_of_channels_are_none_of_a_column(of: Callable[..., torch.Tensor], ring: bool) -> None:
+def test_weights_of_channels_are_none_of_a_column(of: Callable[..., torch.Tensor], circular_buffer: bool) -> None:
     x, each, weight = (torch.empty(size, device="meta") for size in ((64, 192, 56, 56), (192, 56, 56), (192,)))
     program = region(of, x, weight, weight, each).passed(pass_options(H200))
     said = describe(program, program.kernels[0], H200)
-    assert ("a ring of 14 places" in said) is ring
+    assert ("a ring of 14 places" in said) is circular_buffer
     assert "in registers" not in said
 
 

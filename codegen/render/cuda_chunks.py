@@ -1,0 +1,305 @@
+"""Writes the body of a CUDA kernel with a convolution by scaled halves; `codegen.schedule_convolution.places` says how it is laid out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_chunk_products import ProductsWriter
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_definition import repair
+from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_own import Held, OwnValues
+from fusepass.codegen.render.cuda_pairs import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.schedule_convolution.chunks import (
+    BLOCK,
+    TOGETHER,
+    ChunkSchedule,
+    has_own_values,
+    padded_places,
+    warps_of_a_run,
+)
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
+
+
+class ChunkWriter(ProductsWriter):
+    """Lines of such a kernel whose halves are fetched as they are packed in memory."""
+
+    packed = "$tile"  # where a tile's halves lie
+
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: ChunkSchedule = plan
+        assert self.anchor.halves is not None
+        self.halves = self.anchor.halves
+        self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
+        self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
+        self.places_name, self.weights_name, self.steps_name, self.origins_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
+        )
+
+    def _held(self) -> Held:
+        """A thread has a fourth of the channels of four positions; the eight that have the same ones merge states, each of some of them."""
+        return Held(
+            channels=ROWS * self.plan.rows // 4,
+            positions=4,
+            row="$k / 4 * 16 + $k % 4 / 2 * 8 + $lane % 4 * 2 + $k % 2",
+            at="$sums[0][$t / 2][$k / 4 * 8 + $k % 4 / 2 * 4 + $t % 2 * 2 + $k % 2]",
+            states="fp::OwnStates",
+            push="fp::push_sums<{}>",
+            leave="fp::leave_sums",
+            sums="$sums[0]",
+            staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, $sums, $m);",
+        )
+
+    def write(self) -> ConvolutionText:
+        plan = self.plan
+        return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
+
+    # ---- tables
+
+    def _tables(self) -> Iterable[str]:
+        where, weights = [], []
+        kernel = self.weight.shape[2:]
+        strides = [prod(kernel[axis + 1 :]) * self.each for axis in range(len(kernel))]
+        for phase in padded_places(self.plan):
+            for first, second in zip(phase[::2], phase[1::2], strict=True):
+                where.append(first[0] | second[0] - first[0] << 16)
+            for _, real, number, layer in phase:
+                weights.append(-1 if real is None else dot(real.taps[number].place, strides) + layer * HALVES)
+        yield f"// For each product of {self.anchor.name}, where its first place lies, and 2^16 times how far off the second is."
+        yield from table(self.places_name, where)
+        yield "// For each place its halves among the weights of an output channel; -1 where a product is filled up."
+        yield from table(self.weights_name, weights)
+        steps = [0, *itertools.accumulate(self.plan.slices)]
+        if self.plan.by_parts:
+            crossed = map(self.plan.crossed, self.plan.on.phases)
+            steps = [
+                step for first, count in zip(steps, crossed, strict=False) for step in (first, first + count)
+            ] + steps[-1:]
+            yield "// The first product of each phase and its first one of high parts alone, and the end of the last."
+        else:
+            yield "// The first product of each phase, and the end of the last."
+        yield from table(self.steps_name, steps)
+        if self.plan.origins_vary:
+            yield "// For each part of the phases, where a tile's input begins."
+            yield from table(self.origins_name, [*itertools.chain(*self.plan.origins)])
+
+    # ---- what a block fetches
+
+    def _shared(self) -> Iterable[str]:
+        plan = self.plan
+        yield "extern __shared__ __align__(128) unsigned char $pool[];"
+        yield "unsigned char* const $weights = $pool;"
+        if plan.teams > 1:
+            yield "const int $team = threadIdx.x / 128;"
+        yield from self._tile_pointers()
+        yield "const int $lane = threadIdx.x % 32;"
+        yield "const int $warp = fp::warp_number();"
+        room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
+        yield f"float* const $room = {room};"
+        if self.together > 1:
+            yield f"float* const $shared = $room - $warp % {self.together} * {ROWS * self.on.staged_pitch};"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.iterations}"
+        yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
+        if plan.phase_blocks > 1:
+            yield f"const int $part = int(blockIdx.x) % {plan.phase_blocks};"
+            yield f"const int $first_phase = $part * {plan.part};"
+            yield f"const int $first_product = {self.steps_name}[$first_phase];"
+            if plan.origins_vary:
+                for number, axis in enumerate(self.axes):
+                    yield f"const int $origin_{axis[1:]} = {self.origins_name}[$part * {len(self.axes)} + {number}];"
+
+    def _tile_pointers(self) -> Iterable[str]:
+        """Where tiles of the input lie."""
+        plan = self.plan
+        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
+        if plan.buffers == 2:
+            yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
+
+    def _fetch_weights(self) -> Iterable[str]:
+        """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
+        plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
+        own = ROWS * plan.rows  # columns of high parts
+        column = f"$i / 32 % {columns // 8} * 8 + $i / 2 % 8"
+        product = f"$i / {4 * columns}"
+        if plan.phase_blocks > 1:
+            product = f"($first_product + {product})"
+        lines = [
+            f"const int $column = {column};",
+            f"const int $channel = {self._iteration_channel('$turn')} + $column{f' % {own}' if columns > own else ''};",
+            f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
+            "int $half = $place + $i % 2 * 4;",
+            f"bool $real = $place >= 0 && $channel < {outs};",
+        ]
+        if plan.columns > own:
+            filled = self.each // 2
+            lines += [
+                f"const bool $high = $half % {self.each} < {filled};",
+                "// products with low parts have columns of their own",
+                f"if ($column < {own}) $half += $high ? {filled} : -{filled};",
+                "else $real = $real && $high;",
+            ]
+        total = prod(self.weight.shape[2:]) * self.each
+        to = "$weights + $i * 8" if plan.iterations == 1 else f"$weights + $turn * {plan.iteration_bytes} + $i * 8"
+        copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
+        lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
+        yield "// weights, as they are multiplied"
+        head = f"for (int $i = threadIdx.x; $i < {plan.iteration_bytes // 8}; $i += {plan.threads})"
+        yield from self._in_iterations(block(head, lines))
+
+    def _iteration_channel(self, iteration: str) -> str:
+        """The first channel of a turn."""
+        return (
+            "$first_channel" if self.plan.iterations == 1 else f"$first_channel + {iteration} * {ROWS * self.plan.rows}"
+        )
+
+    def _in_iterations(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each ``$turn``."""
+        if self.plan.iterations == 1:
+            return list(lines)
+        return ["#pragma unroll 1", *block(f"for (int $turn = 0; $turn < {self.plan.iterations}; ++$turn)", lines)]
+
+    def _fetch_tile(self) -> Iterable[str]:
+        """How the input below a tile is fetched, for all layers."""
+        plan, on = self.plan, self.on
+        assert isinstance(self.halves, ScaledHalves)
+        source = self.program.buffer(self.halves.source)
+        lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
+        rest = "$element" if plan.layers > 1 else "$i"
+        for number in reversed(range(len(self.axes))):
+            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
+            here = remainder(rest, extent) if number else rest
+            if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
+                lines.append(f"const unsigned $along = {here};")
+                here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
+            origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
+            first = f"$tile_{axis[1:]} * {tile}{origin}"
+            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
+            conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
+            index.append(f"{axis} * {source.strides[1 + number]}")
+            rest = quotient(rest, extent)
+        lines += [
+            f"const bool $real = {' && '.join(conditions)};",
+            f"const {C_TYPES[source.dtype]}* const $from = {self.pointers[source.name]} + ($real ? {' + '.join(index)} : 0);",
+        ]
+        to, layer = f"$to + $i * {2 * HALVES}", ""
+        if plan.layers > 1:  # those of a position are neighbours in memory
+            lines.insert(0, f"const unsigned $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
+            to = f"$to + ($layer * {plan.layer_places} + $element) * {2 * HALVES}"
+            layer = f" + $layer * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
+        copies = plan.layers * on.elements
+        # without signs, quotients by known numbers take fewer instructions
+        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
+        loop = block(f"for (unsigned $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
+        yield "};"
+
+    # ---- products
+
+    def _sets(self) -> list[str]:
+        plan = self.plan
+        group = "0" if plan.teams > 1 else "$warp / 4"
+        blocks = f"({f'$set * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
+        lines = [
+            f"const int $block = {blocks};",
+            f"const uint64_t $inputs = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
+            *self._multiply(),
+        ]
+        if plan.sets > 1:
+            lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+        if self._own:
+            lines = [*self._own.begin(), *lines, *self._own.end()]
+        if plan.iterations > 1:  # around the sets, so that a thread loads the factors of its channels once
+            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
+            lines.insert(0, f"const int $turn_channel = {self._iteration_channel('$turn')};")
+        return self._in_iterations(lines)
+
+    def own_staging(self, sums: Sums) -> str:
+        return self._staging(shared=True)
+
+    def stored_own(self, sums: Sums) -> Iterable[str]:
+        if self.together == 1:
+            return self.epilogue(sums)
+        warps = self.plan.tile_warps
+        sets = f"$set * {warps}" if self.plan.sets > 1 else ""
+        first = f"$warp / {self.together} * {self.together}" if self.together < warps else ""
+        group = f"({' + '.join(filter(None, (sets, first))) or '0'}) * {COLUMNS}"
+        return pairs_of_warps(self, replace(sums, group=group), self.together)
+
+    def _multiply(self) -> Iterable[str]:
+        plan, on = self.plan, self.on
+        warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
+        first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
+        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)), pragma)
+        if self.kernel.reduction_loops and self.anchor.column > 1:
+            results = self.along(sums, plan.vector)
+        else:
+            broken = sums.defined if self._own and self.whole else sums
+            results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(broken)
+        if self._own:
+            results = [
+                *block("if ($broken)", list(results))[:-1],
+                *block("} else", list(self._own.use(replace(sums, unroll=UNROLL)))),
+            ]
+        lines = [
+            f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
+            *unrolled("$p", on.pair, self.sum_up()),
+            *self.finite("$sums[$p]", [("$p", on.pair)]),
+            *results,
+        ]
+        if len(on.phases) > 1:
+            first, last = "0", str(plan.part)
+            if plan.phase_blocks > 1:
+                first, last = "$first_phase", f"$first_phase + {plan.part}"
+            head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
+            yield "#pragma unroll 1"
+            yield from block(head, lines)
+        else:
+            yield from lines
+
+    @functools.cached_property
+    def together(self) -> int:
+        """`warps_of_a_run`, if they may wait for each other, and threads take pairs."""
+        return warps_of_a_run(self.kernel, self.plan) if takes_pairs(self) else 1
+
+    @property
+    def _room(self) -> tuple[str, int]:
+        """Where a warp lays out what it has in common with others, and how far channels are apart there."""
+        if self.together == 1:
+            return "$room", self.on.staged_pitch
+        return f"$shared + $warp % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
+
+    def _staging(self, *, shared: bool = False) -> str:
+        """Lays the sums of the ``$m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
+        assert isinstance(self.halves, ScaledHalves)
+        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
+        if not self.halves.scales:
+            return f"fp::stage_values<{pitch}>({room}, $sums, $m);"
+        factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
+        channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
+        return f"fp::stage_places<{pitch}>({room}, $sums, $m, {factors}, {channels});"
+
+    def factors(self) -> tuple[list[str], str]:
+        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
+        assert isinstance(self.halves, ScaledHalves)
+        if not self.halves.scales:
+            return [], "$sum"
+        last = self.sizes[1] - 1
+        first, second = (f"({self.pointers[name]} + $sample * {self.sizes[1]})[$at]" for name in self.halves.scales)
+        return [
+            f"const int $at = fp::least($channel, {last});",
+            f"const float $factor = {first}, $another = {second};",
+        ], "$sum * $factor * $another"

@@ -1,0 +1,178 @@
+"""Writes the body of a CUDA kernel with a convolution whose weights stay in registers; `codegen.schedule_convolution.held` says how it is laid out."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Iterable
+from math import prod
+from typing import Generic, TypeVar
+
+from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_definition import repair
+from fusepass.codegen.render.cuda_input import UNROLL, dot, table
+from fusepass.codegen.render.cuda_own import Held, OwnValues
+from fusepass.codegen.render.cuda_persistent import PersistentWriter
+from fusepass.codegen.render.cuda_scaled import BINADES, keep_exponents
+from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.schedule_convolution.chunks import makes_own_values
+from fusepass.codegen.schedule_convolution.register_stationary import LANES, PairsSchedule
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
+
+S = TypeVar("S", PairsSchedule, SparseSchedule)
+
+
+class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
+    """Lines of such a kernel that its warps' products do not change."""
+
+    whole = True
+
+    def __init__(self, kernel: Kernel, program: Program, plan: S, pointers: dict[str, str], names: Identifiers) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: S = plan
+        assert isinstance(self.anchor.halves, ScaledWeights)
+        self.halves = self.anchor.halves
+        self.weights_name = names.exact(f"{kernel.name}_weights_from")
+        self._own = OwnValues(self, self._held()) if makes_own_values(kernel) else None
+
+    @abc.abstractmethod
+    def write(self) -> ConvolutionText:
+        """The kernel."""
+
+    @abc.abstractmethod
+    def _held(self) -> Held:
+        """What a thread has of sums."""
+
+    def _weights_table(self, pairs: Iterable[tuple[tuple[int, int] | None, ...]]) -> Iterable[str]:
+        """The constant table of where the halves of words of weights lie, for each (number of a tap, channel) of `pairs`; None for zero."""
+        plan = self.plan
+        *_, filled = halves_of_place(plan.channels, plan.parts)
+        kernel = self.weight.shape[2:]
+        strides = [prod(kernel[axis + 1 :]) * plan.parts * filled for axis in range(len(kernel))]
+        (phase,) = plan.on.phases
+        found = [
+            -1 if real is None else dot(phase.taps[real[0]].place, strides) + real[1]
+            for real in itertools.chain.from_iterable(pairs)
+        ]
+        yield f"// For each pair of {self.anchor.name} its halves among the weights of an output channel; -1 for zero."
+        yield from table(self.weights_name, found)
+
+    # ---- what a block fetches
+
+    warp = "threadIdx.x / 32"
+
+    @abc.abstractmethod
+    def _memory(self, first: int, kept: int) -> Iterable[str]:
+        """``$tile``, ``$room`` and ``$weights`` in shared memory, which is free from byte `first` on; `kept` are of weights before all."""
+
+    @property
+    @abc.abstractmethod
+    def _row_of_word(self) -> str:
+        """Where the channels begin of word ``$i`` of weights, as what is added to another number."""
+
+    @property
+    @abc.abstractmethod
+    def _step_of_word(self) -> str:
+        """The step, among all in the table, of word ``$i`` of weights."""
+
+    @property
+    def _own_weights(self) -> str:
+        """Where a warp's weights begin."""
+        return "$weights"
+
+    @abc.abstractmethod
+    def _halved(self) -> Iterable[str]:
+        """Makes halves of a tile, by ``$scale``."""
+
+    def _shared(self) -> Iterable[str]:
+        plan = self.plan
+        kept, rooms = plan.kept_bytes, 4 * plan.room_floats
+        yield "extern __shared__ __align__(128) unsigned char $pool[];"
+        yield "const int $lane = threadIdx.x % 32;"
+        yield f"const int $warp = {self.warp};"
+        yield from self._memory(kept + rooms + plan.found_bytes, kept)
+        blocks = plan.channel_blocks
+        first = f"int(blockIdx.x) % {blocks} * {plan.block_channels}" if blocks > 1 else "0"
+        yield f"const int $first_channel = {first};"
+        count = plan.block_channels
+        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
+        yield f"float* const $factors = reinterpret_cast<float*>($pool + {kept + rooms});"
+        yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
+        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels * plan.largest_parts});"
+        outs = self.pointers[self.halves.channels], self.pointers[self.halves.outs]
+        yield from keep_exponents(plan.threads, *outs, plan.channels, count, self.sizes[1])
+
+    def _fetch_weights(self) -> Iterable[str]:
+        """Weights as `multiply_tile` takes them; where there are no turns, threads have them before the first tile comes."""
+        plan, outs = self.plan, self.sizes[1]
+        *_, filled = halves_of_place(plan.channels, plan.parts)
+        total = prod(self.weight.shape[2:]) * plan.parts * filled
+        own = f"{self.pointers[self.halves.weight]} + {self.index_type}($channel) * {total}"
+        part = f" + $i / 128 % {plan.parts} * {filled}" if plan.parts > 1 else ""
+        lines = [
+            "const int $thread = $i / 4 % 32;",
+            f"const int $channel = $first_channel + {self._row_of_word}$thread / 4 + $i % 2 * 8;",
+            f"const int $pair = ({self._step_of_word} * 2 + $i / 2 % 2) * {LANES} + $thread % 4;",
+            f"const int $first = {self.weights_name}[$pair * 2], $second = {self.weights_name}[$pair * 2 + 1];",
+            f"const auto* const $from = {own}{part};",
+            "const fp::half $none = {};",
+            f"const fp::half $one = $channel < {outs} && $first >= 0 ? $from[$first] : $none;",
+            f"const fp::half $two = $channel < {outs} && $second >= 0 ? $from[$second] : $none;",
+            "reinterpret_cast<unsigned*>($weights)[$i] = fp::two_halves($one, $two);",
+        ]
+        count = plan.iterations * plan.iteration_bytes // 4
+        yield "// weights, as they are multiplied"
+        yield from block(f"for (int $i = threadIdx.x; $i < {count}; $i += {plan.threads})", lines)
+        yield "__syncthreads();"
+        yield f"fp::HeldWeights<{plan.rows}, {plan.steps}, {plan.parts}> $held;"
+        if plan.iterations == 1:
+            yield f"$held.load({self._own_weights});"
+            yield "__syncthreads();"
+
+    def _fetch_tile(self) -> Iterable[str]:
+        return self.fetched_input()
+
+    def _pack(self) -> list[str]:
+        """Makes halves of what was fetched."""
+        plan, on = self.plan, self.on
+        channels, threads = plan.channels, plan.threads
+        return [
+            f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>($largest, $tile, {on.pitch});",
+            "__syncthreads();",
+            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES});",
+            f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {channels}, {plan.block_channels});",
+            *self._halved(),
+        ]
+
+    def _computed(self) -> list[str]:
+        """The same of results that are computed by their definition."""
+        return list(self.epilogue(self._sums().defined))
+
+    def _skipped(self) -> Iterable[str]:
+        """Goes on where none of a set's positions, which are neighbours, is one of the result."""
+        on, sizes = self.on, self.sizes
+        at = self.group_coordinates(f"($set * {COLUMNS})")
+        tests = [
+            f"$tile_{axis[1:]} * {step} + {place} >= {size}"
+            for axis, step, place, size, tiles, tile in zip(
+                self.axes, on.steps, at, sizes[2:], on.tiles, on.tile, strict=True
+            )
+            if tiles * tile > size
+        ]
+        if tests:
+            yield f"if ({' || '.join(tests)}) continue;"
+
+    def _sums(self) -> Sums:
+        plan = self.plan
+        iteration = f"$turn * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
+        staging = f"$pairs.stage<{self.on.staged_pitch}>($room, $sums[$m], $factors + {iteration}$m * {ROWS});"
+        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        return Sums(staging, plan.rows, plan.covered, f"$set * {COLUMNS}", tuple(repair(self)), pragma)
+
+    def factors(self) -> tuple[list[str], str]:
+        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
+        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        return [f"const float $factor = $factors[{iteration}$row];"], "$sum * $factor"

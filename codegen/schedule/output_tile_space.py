@@ -1,0 +1,54 @@
+"""Which patches there may be, what a block of one takes of a multiprocessor, and how many of them it then has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from math import gcd, prod
+
+from fusepass.codegen.device import RESERVED, WARP
+from fusepass.codegen.schedule.output_tile_results import Leaving, bytes_of_results, bytes_of_states
+from fusepass.codegen.schedule.output_tile_threads import THREADS, lanes_of_rows
+from fusepass.codegen.schedule.output_tile_work import OutputTileWork
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ceil, divisors
+
+BLOCKS = 5
+"""On a multiprocessor, so that some compute while others wait."""
+
+MOST_READ = 2048
+"""Elements of tiles that a thread with several rows, or with a strip of one, reads: they are written out, and compiled for long."""
+
+
+def patches_of(work: OutputTileWork, way: Leaving, rows: Iterable[tuple[int, int]]) -> Iterator[Schedule]:
+    """All patches whose results leave that way, with so many `rows` of a thread and threads below each other; several images where one is small.
+
+    The last patches of an image begin earlier where others would end behind it.
+    """
+    (y, x), width = work.image, way.width
+    images, together = prod(axis.size for axis in work.others), way.together > 0 and bool(work.kernel.stores)
+    for lanes, (unroll, groups) in product(lanes_of_rows(x.size, way), rows):
+        tile_height, cols = min(unroll * groups, y.size), lanes * width
+        output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
+        for planes in divisors(gcd(images, way.together), THREADS[1]) if output_tiles == 1 else (1,):
+            if THREADS[0] <= lanes * groups * planes <= THREADS[1]:
+                blocks = images // planes * output_tiles
+                plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
+                yield replace(plan, image=(y, x), planes=planes, tile_height=tile_height, exchanges=together)
+
+
+def room_of_block(work: OutputTileWork, blocks: int) -> int:
+    """Bytes of shared memory for each of so many blocks on a multiprocessor."""
+    return (work.facts.shared_bytes_per_block + RESERVED) // blocks - RESERVED
+
+
+def with_room(work: OutputTileWork, plan: Schedule, nbytes: int, registers: int) -> Schedule:
+    """`plan` with room in shared memory for `nbytes`, or for what its threads lay down when these have been read; a thread has so many `registers`
+    or more."""
+    if plan.exchanges:
+        results = plan.planes * plan.tile_height * work.image[1].size
+        nbytes = max(nbytes, bytes_of_results(work.kernel, work.program, results))
+    of_block = ceil(plan.threads, WARP) * WARP * registers
+    resident = max(min(BLOCKS, work.facts.registers // of_block), 1)
+    return replace(plan, shared_bytes=max(nbytes, bytes_of_states(work.kernel, plan.threads)), resident=resident)

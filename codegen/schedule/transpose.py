@@ -1,0 +1,75 @@
+"""The tiles in shared memory by which operands that are contiguous along different axes meet: their sizes, and how threads stand on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusepass.codegen.ir.guards import Guard
+from fusepass.codegen.ir.index import Axis, Bound, Index
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
+from fusepass.codegen.ir.transpose import Transpose
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, start_of
+from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.shape import ACCESS, LINE
+
+
+def exchanged(
+    found: Iterable[Transpose],
+    program: Program,
+    along: int,
+    across: int,
+    more: Iterable[str] = (),
+    *,
+    covered: bool = False,
+) -> int:
+    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take; at most, where aligned vectors may cover rows."""
+    tiles = [(each.buffer, covered and each.load is not None) for each in found] + [(name, False) for name in more]
+    sizes = [(program.buffer(name).dtype.nbytes, lies) for name, lies in tiles]
+    return sum(
+        Tile(along, across, 32, ACCESS // nbytes if lies else 1, nbytes, covered=lies).shared_bytes
+        for nbytes, lies in sizes
+    )
+
+
+def exchange_tile(
+    kernel: Kernel, program: Program, plan: Schedule, transposing: Transpose, across: Axis, index: Index, guard: Guard
+) -> Tile:
+    """How the threads of a block read or write `crossing`, which stands at `index` where `guard` holds, vectors running along
+    `across`."""
+    buffer = program.buffer(transposing.buffer)
+    match plan.walk:
+        case Walk.INNER:
+            tile = kernel.col_count, plan.groups
+        case Walk.OUTER:
+            tile = plan.lanes * plan.width, power_above(kernel.col_count)
+        case _:
+            tile = plan.tile
+    usable = plan.aligned or buffer.role is not Role.INPUT
+
+    def fits(width: int) -> bool:
+        lane = Axis("lane", width)
+        whole = all(_is_of_vectors(bound, across, width) for bound in guard)
+        return (
+            usable and whole and across.size % width == 0 and is_vector(split_index(index, across, lane), across, lane)
+        )
+
+    # Less at once where there would be fewer accesses than threads.
+    each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
+    most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
+    # A warp that has more of a row than all banks take at once reads whole vectors.
+    whole = plan.walk is Walk.TRANSPOSE and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
+    vector = plan.width if whole else 1
+    width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
+    rows_lie = transposing.load is not None and not guard and usable and start_of(index, across) is not None
+    if plan.covered and rows_lie and width < widest and tile[1] % widest == 0:
+        return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covered=True)
+    return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
+
+
+def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:
+    """Whether `bound` holds for all points of a vector along `axis` or for none."""
+    if width == 1 or axis not in bound.index.axes:
+        return True
+    begins = alignment(bound.index - bound.low, axis, width) % width == 0
+    return begins and bound.index.stride(axis) == 1 and (bound.high - bound.low) % width == 0
