@@ -72,7 +72,7 @@ class Forms:
 
     Attributes:
         choices: what was measured for libraries that serve several sizes, kept for those who measure.
-        variants: names of what was chosen for regions at the sizes so far, kept for those who choose.
+        candidates: names of what was chosen for regions at the sizes so far, kept for those who choose.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class Generated:
     Attributes:
         program: the program after all passes.
         facts: the device.
-        arrangement: how its kernels depart from what the rules say.
+        overrides: how its kernels depart from what the rules say.
         general: the source that serves several sizes, where one does.
         generality: how far that is laid out for them.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
@@ -112,7 +112,7 @@ def generate(
     overrides: ScheduleOverrides = NO_OVERRIDES,
 ) -> Generated:
     """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor,
-    `arrangement` how kernels are to depart from the rules.
+    `overrides` how kernels are to depart from the rules.
 
     Raises:
         IRError: a bug in a pass.

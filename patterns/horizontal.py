@@ -25,9 +25,9 @@ _IN_PLACE = frozenset({"activations", "pointwise"})
 
 
 def grounds(candidate: Candidate, region: Region, *, alone: bool = False) -> tuple[Ground, ...]:
-    """What `region`, made of `candidate`, goes over, and what companions of it go over, too.
+    """What `region`, made of `candidate`, goes over, and what independent operators beside them of it go over, too.
 
-    One that is `alone`, an operator that is no region by itself, has companions over values only.
+    One that is `alone`, an operator that is no region by itself, has independent operators beside them over values only.
     """
     elements = None if alone else _elements(region)
     return (*_values(candidate, region), *([] if elements is None else [elements]))

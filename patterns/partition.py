@@ -62,7 +62,7 @@ class _Offer:
 
     @cached_property
     def grounds(self) -> tuple[horizontal.Ground, ...]:
-        """What it goes over, as `companions` may."""
+        """What it goes over, as `independent operators beside them` may."""
         return horizontal.grounds(self.candidate, self.region, alone=self.alone)
 
 

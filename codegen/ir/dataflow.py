@@ -1,6 +1,6 @@
 """What the values of a kernel depend on, and which of them a later phase uses again.
 
-The *phases* of a kernel are its sweeps in order, then what it stores, or leaves of reductions over positions, per element.
+The *phases* of a kernel are its reduction loops in order, then what it stores, or leaves of reductions over positions, per element.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Windows that overlap, over one to three axes of a pointwise kernel: what a patch of results reads of each input.
+"""Windows that overlap, over one to three axes of a pointwise kernel: what an output tile of results reads of each input.
 
-The results of a patch of neighbouring rows need rows of the input that are neighbours, too: a *tile*. Windows over three axes need
+The results of an output tile of neighbouring rows need rows of the input that are neighbours, too: a *tile*. Windows over three axes need
 tiles of several *planes*, those over one axis a row of the tile for each row of results.
 """
 
@@ -81,7 +81,7 @@ class TileWindow:
         around: the bounds that say which tiles of a deep window, or planes, are there.
         taken: the bounds that say which points of a deep window are reduced, the same for all results.
         below: the loads of tiles.
-        constants: the loads that are the same for all results of a patch, such as weights, of a deep window for all patches; those of
+        constants: the loads that are the same for all results of an output tile, such as weights, of a deep window for all output tiles; those of
             points that are reduced may always be read.
     """
 

@@ -35,14 +35,14 @@ class Planes:
 
     @property
     def iteration(self) -> int:
-        """Planes of a turn, in which a result begins and another one is finished."""
+        """Planes of an iteration, in which a result begins and another one is finished."""
         return min(self.step, self.span)
 
     def iterations(self, results: int) -> int:
-        """In how many turns so many results, one after another, are finished."""
+        """In how many iterations so many results, one after another, are finished."""
         return results + self.open - 1
 
     def point(self, result: int, plane: int) -> int | None:
-        """Which point of the window plane number `plane` of a turn is, for the result that began `result` turns before; None where none."""
+        """Which point of the window plane number `plane` of an iteration is, for the result that began `result` iterations before; None where none."""
         at, apart = divmod(result * self.step + plane, self.dilation)
         return at if not apart and at < self.tap.size else None

@@ -202,7 +202,7 @@ class Filling:
         sample, channel: its strides along these.
         image: (size, places before, places in all) of each spatial axis.
         factors: buffers of what numbers are multiplied with, by sample and by channel.
-        alarm: the buffer whose first number becomes 1 where a product is beyond all halves; what is nearer to zero than any is zero.
+        overflow_flag: the buffer whose first number becomes 1 where a product is beyond all halves; what is nearer to zero than any is zero.
     """
 
     source: str

@@ -1,12 +1,12 @@
 """Kernels and programs: the frozen values that lowering makes, passes rewrite and rendering prints.
 
-A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, sweep by
-sweep, a later sweep may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
-(row, col). A kernel that *scans* has a running reduction alone in its last sweep; its `stores` use what that is at their column, as a
+A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, reduction loop by
+reduction loop, a later reduction loop may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
+(row, col). A kernel that *scans* has a running reduction alone in its last reduction loop; its `stores` use what that is at their column, as a
 `Prefix`. A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
 product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or its last axis, rows
-of the product or columns that are neighbours, or nothing. The rows of a kernel with sweeps may be shared by `Team`s of blocks. A kernel may leave
-`Partials` of what is reduced over positions: a pointwise one with an anchor or windows, or one with sweeps, over its rows.
+of the product or columns that are neighbours, or nothing. The rows of a kernel with reduction loops may be shared by `Team`s of blocks. A kernel may leave
+`Partials` of what is reduced over positions: a pointwise one with an anchor or windows, or one with reduction loops, over its rows.
 """
 
 from __future__ import annotations
@@ -128,20 +128,20 @@ class Team:
 
 @dataclass(frozen=True)
 class Partials:
-    """What a kernel with an anchor, with windows or with sweeps leaves of reductions over positions: a result for each piece and channel.
+    """What a kernel with an anchor, with windows or with reduction loops leaves of reductions over positions: a result for each piece and channel.
 
     A piece is a set of positions; the schedule says which. Together the pieces have each position once. Of a matrix product
     samples are the batch, channels the rows, positions the columns; those that are not `Kernel.within` bounds are in no piece. Where there are
-    windows, a piece is what a block has of an image, which is one of a sample and a channel. Where there are sweeps, positions are the points of
-    the last rows, samples those of the others, channels the columns; values may use the results of all sweeps.
+    windows, a piece is what a block has of an image, which is one of a sample and a channel. Where there are reduction loops, positions are the points of
+    the last rows, samples those of the others, channels the columns; values may use the results of all reduction loops.
 
     Attributes:
         pieces: their number, as an axis; of each sample where `per_sample`, else of all samples together.
         per_sample: whether the positions of a piece are those of one sample.
-        reductions: over the positions of a piece; all of one and the same value, unless there are sweeps.
+        reductions: over the positions of a piece; all of one and the same value, unless there are reduction loops.
         stores: of the results, which may have `ReduceOp.kept` parts; their indices depend on `pieces`, the channel and,
             where `per_sample`, the sample.
-        over: how many of the last axes of the rows are reduced over, where there are sweeps.
+        over: how many of the last axes of the rows are reduced over, where there are reduction loops.
     """
 
     pieces: Axis
@@ -230,7 +230,7 @@ class Kernel:
 
     @property
     def ends_per_element(self) -> bool:
-        """Whether anything happens per element behind its sweeps."""
+        """Whether anything happens per element behind its reduction loops."""
         return bool(self.stores) or self.partials is not None
 
     @property
@@ -284,7 +284,7 @@ class Kernel:
 
     @property
     def overflow_flags(self) -> frozenset[str]:
-        """The buffers in which it may raise an alarm."""
+        """The buffers in which it may raise an overflow flag."""
         filling = self.anchor.filling if isinstance(self.anchor, Product) and self.anchor.fills else None
         return frozenset(each.overflow_flag for each in (filling,) if each) | {
             each.buffer for each in (self.overflow_flag,) if each

@@ -1,4 +1,4 @@
-"""The tiles in shared memory that windows over patches read from: how they lie there, and how they come there."""
+"""The tiles in shared memory that windows over output tiles read from: how they lie there, and how they come there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GAPS = 2  # times what is needed of a row, from which the rest of it is not cop
 
 @dataclass(frozen=True)
 class TileShape:
-    """A tile of shared memory for a block's patch.
+    """A tile of shared memory for a block's output tile.
 
     Attributes:
         rows: of the input.
@@ -33,7 +33,7 @@ class TileShape:
         nbytes: a multiple of 16.
         run: elements from a row to the next where all rows are copied as they lie, by the aligned vectors that cover them; 0 where each row
             is copied by itself.
-        images: neighbouring images whose rows come together, as they lie; a patch has all of each then, and the tile no rows that are not there.
+        images: neighbouring images whose rows come together, as they lie; an output tile has all of each then, and the tile no rows that are not there.
         image: elements from one of these to the next.
         top: with more than one of these or `image`, rows that the first result needs before the first one that is there.
     """
@@ -81,7 +81,7 @@ def tile_shape(
     """The tile under a `patch` of rows and columns, threads having neighbouring results of a row, one for each `lane`; those that read it have
     what is the same for `along` of them, if that is given.
 
-    A patch may have more columns than the image: threads read what is behind it, and use it for nothing.
+    An output tile may have more columns than the image: threads read what is behind it, and use it for nothing.
     `aligned`: whether inputs start at a multiple of 16 bytes.
     """
     load, nbytes = below.load, below.load.dtype.nbytes
@@ -91,7 +91,7 @@ def tile_shape(
     across = window.image[1].size
     apart = (
         below.steps[1] * gcd(output_tile[1], across - output_tile[1]) if output_tile[1] < across else 0
-    )  # of patches side by side
+    )  # of output tiles side by side
     while vector > 1:
         offsets = [at for at in range(vector) if alignment(start - at, _NOWHERE, 1) % vector == 0]
         whole = buffer.extent % vector == 0 and apart % vector == 0

@@ -1,8 +1,8 @@
 """The memory through which a team of blocks exchanges reduction states: where what stands, in bytes.
 
-For each reduction, two turns of one state per block of each team, each 32 bits of it beside the number of their turn; a state
-of two words or more takes a multiple of 16 bytes, so that two words go in one access. A state is written two turns after it was
-read at the earliest (see `fp_team.cuh`). Where a team meets for several rows at once, it leaves so many states in a turn. Of strips of rows, four turns of such states for each row (see `fp_strips.cuh`).
+For each reduction, two iterations of one state per block of each team, each 32 bits of it beside the number of their iteration; a state
+of two words or more takes a multiple of 16 bytes, so that two words go in one access. A state is written two iterations after it was
+read at the earliest (see `fp_team.cuh`). Where a team meets for several rows at once, it leaves so many states in an iteration. Of strips of rows, four iterations of such states for each row (see `fp_strips.cuh`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Tile:
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks. Vectors change places instead (see `turns`).
+        write across and read along lies in different banks. Vectors change places instead (see `iterations`).
 
         Of a tile that is `covered`, from one point along to the next: an odd number of accesses, and after as many points as an access
         has elements one more. Threads that read neighbouring rows, each shifted by its own beginning, meet in few banks then."""

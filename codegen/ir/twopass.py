@@ -1,4 +1,4 @@
-"""Splits one-sweep statistics into two plain sweeps, for rows that stay on the chip between sweeps.
+"""Splits one-pass statistics into two plain reduction loops, for rows that stay on the chip between reduction loops.
 
 `MOMENTS` (Welford) and `SOFTMAX` (online) pay for reading memory once with divisions and exponentials. Where a row is
 kept in registers or shared memory, a sum and then sums of differences and of their squares, or a maximum and then a sum
@@ -20,7 +20,7 @@ _SPLIT = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)
 
 
 def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
-    """`kernel` with each `MOMENTS` and `SOFTMAX` reduction, but a running one, made two sweeps of `SUM` and `MAX`."""
+    """`kernel` with each `MOMENTS` and `SOFTMAX` reduction, but a running one, made two reduction loops of `SUM` and `MAX`."""
     replaced: dict[tuple[str, int], Expr] = {}
 
     def leaf(node: Expr) -> Expr | None:
@@ -50,14 +50,16 @@ def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
     return replace(stores, reduction_loops=tuple(reduction_loops))
 
 
-_Split: TypeAlias = tuple[tuple[Reduction, ...], tuple[Reduction, ...], tuple[Expr, Expr]]  # sweeps, and the parts
+_Split: TypeAlias = tuple[
+    tuple[Reduction, ...], tuple[Reduction, ...], tuple[Expr, Expr]
+]  # reduction loops, and the parts
 
 
 def _split_moments(moments: Reduction, count: int, builder: Builder) -> _Split:
     """The corrected two-pass algorithm of Chan, Golub and LeVeque, 1983.
 
     The mean is one rounding off, which a normalisation magnifies where numbers are (nearly) equal. What the second
-    sweep finds the differences to sum to corrects mean and squares.
+    reduction loop finds the differences to sum to corrects mean and squares.
     """
     dtype = moments.dtype
     value = builder.cast(moments.values[0], dtype)
@@ -82,7 +84,7 @@ def _split_softmax(softmax: Reduction, _: int, builder: Builder) -> _Split:
     power = builder.apply(Op.EXP, builder.apply(Op.SUB, value, top))
     total = Reduction(f"{softmax.name}_total", ReduceOp.SUM, (power,), dtype)
     empty = builder.apply(Op.EQ, top, builder.const(-math.inf, dtype), dtype=DType.BOOL)
-    # A row of -inf only has total 0, as the one-sweep state has it.
+    # A row of -inf only has total 0, as the one-pass state has it.
     zero = builder.const(0.0, dtype)
     return (
         (largest,),

@@ -231,7 +231,7 @@ def _plain(
 ) -> Iterator[tuple[Program, Kernel]]:
     """`forms` with those of a convolution as a product of its tensors, behind what reduces over channels.
 
-    Of patches of few channels what has all their weights on the chip goes before, too.
+    Of output tiles of few channels what has all their weights on the chip goes before, too.
     """
     found = plain_product_of(program, anchor, program.buffer(call.result))
     form = None if found is None else anchored(program, builder, call, found, None)
@@ -265,7 +265,7 @@ def _in_places(
     """The forms of a convolution that multiplies halves of a tile, scaled ones of float32, as `_forms` orders them.
 
     With many channels, what reduces over channels and then stores each element is left to a kernel of its own: the arithmetic of several
-    sweeps takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
+    reduction loops takes longer in the few warps that these kernels have than reading the result again. Only these reduce along the last axis.
     """
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight).shape
     few, floats = few_halves(source.shape[1], anchor.step), not source.dtype.is_half

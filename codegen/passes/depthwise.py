@@ -76,7 +76,7 @@ def _tap(what: Geometry, axis: int, position: Index, point: Index) -> tuple[Inde
     if not what.transposed:
         return point, position * stride - padding + point * dilation
     at = position + padding
-    if stride == 1:  # the last tap first: windows that move as positions do are laid out in patches
+    if stride == 1:  # the last tap first: windows that move as positions do are laid out in output tiles
         tap = point * -1 + (what.weight.shape[2 + axis] - 1)
         return tap, at - tap * dilation
     return at % stride + point * stride, at // stride - point

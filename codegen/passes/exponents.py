@@ -56,7 +56,7 @@ class Finder:
     """Makes the kernels that find scales, one after another; all that they write are exponents, but for the factors."""
 
     def __init__(self, builder: Builder, name: str, flag: Buffer | None = None) -> None:
-        """With a `flag`, for an alarm, scales of the input are guesses."""
+        """With a `flag`, for an overflow flag, scales of the input are guesses."""
         self.builder, self.name, self.flag = builder, name, flag
         self.top = _TOP if flag is None else _GUESSED_TOP
         self.kernels: list[Kernel] = []

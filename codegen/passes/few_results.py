@@ -97,7 +97,7 @@ def few_results_value(builder: Builder, what: FewResults, result: Buffer, axes: 
 
 
 def _points(what: FewResults) -> tuple[int, ...]:
-    """Points of a window: along two axes at least, as patches have."""
+    """Points of a window: along two axes at least, as output tiles have."""
     return (1,) * (2 - len(what.points)) + what.points
 
 

@@ -1,6 +1,6 @@
 """Products that make scaled halves of their input themselves, rather than read them packed.
 
-The packed input then exists only after an alarm: where the guess of the scales was wrong (see `fusepass.codegen.passes.halves`), or where
+The packed input then exists only after an overflow flag: where the guess of the scales was wrong (see `fusepass.codegen.passes.halves`), or where
 a weight is infinite, which what became zero would have to stay no zero for. Then everything that finds scales and packs operands is done
 again, and so is the product.
 """
@@ -48,7 +48,7 @@ def _with(program: Program, builder: Builder, kernel: Kernel, filled: Kernel) ->
 
 
 def _flagging(kernel: Kernel, builder: Builder, flag: str) -> Kernel:
-    """`kernel`, which packs weights, with an alarm where one is infinite."""
+    """`kernel`, which packs weights, with an overflow flag where one is infinite."""
     (store,) = kernel.stores
     magnitude = builder.apply(Op.ABS, builder.cast(store.value, DType.F32))
     infinite = builder.apply(Op.GT, magnitude, builder.const(LARGEST, DType.F32), dtype=DType.BOOL)

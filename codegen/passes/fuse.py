@@ -21,7 +21,7 @@ def fuse_rows(
     scanned: Callable[[Program, Kernel], bool] = lambda program, kernel: False,
 ) -> Program:
     """Fuse each kernel into the latest earlier one whose row results it reads at its own row; not one that had better stay `apart` into others,
-    and one that scans only where its rows may be `scanned` after other sweeps."""
+    and one that scans only where its rows may be `scanned` after other reduction loops."""
 
     def fits(producer: Kernel, consumer: Kernel) -> bool:
         if consumer.scans and not scanned(program, consumer):
@@ -127,7 +127,7 @@ def _several(axes: tuple[Axis, ...]) -> set[Axis]:
 
 
 def _placed(producer: Kernel, reduction_loops: tuple[tuple[Reduction, ...], ...]) -> tuple[tuple[Reduction, ...], ...]:
-    """The producer's sweeps with each of `sweeps` joined to the earliest one after everything it depends on."""
+    """The producer's reduction loops with each of `reduction_loops` joined to the earliest one after everything it depends on."""
     placed = [list(reduction_loop) for reduction_loop in producer.reduction_loops]
     for reduction in (r for reduction_loop in reduction_loops for r in reduction_loop):
         needed = _stats_of(reduction)

@@ -13,7 +13,7 @@ makes an infinity.
 Of a large input the largest numbers are guessed from some of its rows, and brought near 2^9, so that there are 23 binades below and no
 number is too large that is up to 2^6 times larger than the guess. A channel in which little was seen, or nothing but zeros, may have
 numbers as large as its sample's largest; it keeps the digits of those that are at most 2^29 times smaller than that. A sample of which
-nothing but zeros was seen is taken for tiny. What packs the input raises an alarm where a half becomes an infinity. Then kernels that otherwise do nothing find the largest numbers of all, and
+nothing but zeros was seen is taken for tiny. What packs the input raises an overflow flag where a half becomes an infinity. Then kernels that otherwise do nothing find the largest numbers of all, and
 pack the input again. Some products pack such an input themselves; see `fusepass.codegen.passes.filled`.
 """
 
@@ -113,7 +113,7 @@ class Scales(WeightScales):
     Attributes:
         source: its input.
         first: the kernels before the one that packs it, which find s and t; `kernels` come behind it.
-        again: those behind it that find them once more after an alarm; none where nothing is guessed.
+        again: those behind it that find them once more after an overflow flag; none where nothing is guessed.
         factors: buffers of ``1 / s``, by sample, and of ``1 / t``, by input channel.
         result: buffers (samples, out_channels), the product of which is ``s u``, which may not be finite; the first has what the second
             cannot have of it, and is 1 as a rule.
@@ -146,7 +146,7 @@ class Scales(WeightScales):
 
     @property
     def flag(self) -> str:
-        """The buffer of the alarm."""
+        """The buffer of the overflow flag."""
         (flag,) = {kernel.when for kernel in self.again if kernel.when is not None}
         return flag
 

@@ -23,7 +23,7 @@ _KEEPING_NAN = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.SQRT, Op.RSQRT, Op.RE
 def sums_from_means(
     kernel: Kernel, builder: Builder, is_value: Callable[[Expr], bool], is_statistic: Callable[[Expr], bool]
 ) -> Kernel | None:
-    """`kernel` with the moments of a value in place of the sums of its first sweep; None where that cannot be.
+    """`kernel` with the moments of a value in place of the sums of its first reduction loop; None where that cannot be.
 
     Each of these must be of something affine in the value, by coefficients that are the same in a row, and NaN where a
     statistic is. Statistics are NaN wherever a value of their row is not finite; so is the mean of its moments.

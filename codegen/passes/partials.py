@@ -94,7 +94,7 @@ class _Mover:
             self.joining[number] = aligned
 
     def _reduce(self, number: int, reader: Kernel) -> bool:
-        """Whether the first sweep of `reader` moves."""
+        """Whether the first reduction loop of `reader` moves."""
         first = reader.reduction_loops[0]
         if self._rereads(reader) and self.keeps(reader):
             return False
@@ -113,7 +113,7 @@ class _Mover:
         return True
 
     def _rereads(self, reader: Kernel) -> bool:
-        """Whether `reader` needs values behind its first sweep."""
+        """Whether `reader` needs values behind its first reduction loop."""
         later = replace(reader, reduction_loops=reader.reduction_loops[1:])
         return bool(later.reads & self.anchored.writes)
 
@@ -156,7 +156,7 @@ class _Mover:
         return found
 
     def _planes(self, reader: Kernel) -> Aligned | None:
-        """`reader` beside the convolution's kernel, if its first sweep is over all positions."""
+        """`reader` beside the convolution's kernel, if its first reduction loop is over all positions."""
         aligned = self._aligned(reader, [value for each in reader.reduction_loops[0] for value in each.values])
         positions = _positions(self.anchored)
         if aligned is None or any(set(aligned.along[axis]) & set(aligned.kernel.rows) for axis in positions):
@@ -251,7 +251,7 @@ class _Mover:
         piece: Axis,
         per_sample: bool,
     ) -> None:
-        """What is left of a kernel whose first sweep moved: a kernel that merges, then the rest."""
+        """What is left of a kernel whose first reduction loop moved: a kernel that merges, then the rest."""
         kernel, (sample, channel) = aligned.kernel, self.anchored.lines
         apart = (channel, sample) if per_sample else (channel,)
         own = [axis for dimension in apart for axis in aligned.along[dimension]]

@@ -44,7 +44,7 @@ class PassOptions:
 
     Attributes:
         split: when long rows are split.
-        longest_cached_row: rows of at most this many elements stay on chip between sweeps.
+        longest_cached_row: rows of at most this many elements stay on chip between reduction loops.
         longest_column: the same of rows whose elements are not neighbours in memory, where nothing is stored per element.
         stores_columns: whether a kernel that only reduces such rows had better store what happens per element, too.
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
@@ -60,8 +60,8 @@ class PassOptions:
         fills: whether a product makes its right operand itself.
         again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         staged: whether what windows of a kernel overlap in is staged, if the kernel does nothing else.
-        scanned: whether rows of a kernel that scans stay on the chip, so that it may have other sweeps before.
-        seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in patches.
+        scanned: whether rows of a kernel that scans stay on the chip, so that it may have other reduction loops before.
+        seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in output tiles.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
         product_seconds: how long such a kernel takes with those that copy its operands; None where these are never copied.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;

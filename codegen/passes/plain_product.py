@@ -5,7 +5,7 @@
 - A kernel as large as the input, without a border, takes each sample whole: samples by inputs, times inputs by output channels.
 - A transposed convolution of one position gives each sample a result as large as the kernel: samples by input channels, times input
   channels by all elements of the result.
-- Windows side by side, as of an image in patches, are rows of a matrix: all windows of all samples by their elements, times these by
+- Windows side by side, as of an image in output tiles, are rows of a matrix: all windows of all samples by their elements, times these by
   output channels.
 
 Nothing is packed, and no number is read more often than a product's tiles read it.

@@ -109,7 +109,7 @@ def _in_pieces(
     program: Program, builder: Builder, kernel: Kernel, pieces: int, elements: ElementRules | None
 ) -> tuple[Kernel, Cut] | None:
     """`kernel` as it is to be split, and how; None where rows are too short for so many `pieces`."""
-    # Each sweep of pieces reads everything again: the fewer the better.
+    # Each reduction loop of pieces reads everything again: the fewer the better.
     kernel = online(merge_columns(kernel, builder), builder)
     along = nearest(program, kernel)
     longest = 0 if elements is None else elements.longest(program, kernel)
@@ -137,7 +137,7 @@ def _saves_reading(program: Program, builder: Builder, kernel: Kernel) -> bool:
 
 
 def _stored_first(program: Program, builder: Builder, kernel: Kernel) -> tuple[tuple[Store, ...], Kernel]:
-    """What `kernel` stores per element that needs no reduction, and the kernel without these stores, which loads it behind its first sweep.
+    """What `kernel` stores per element that needs no reduction, and the kernel without these stores, which loads it behind its first reduction loop.
 
     A half that is loaded so is rounded before it is reduced, as in eager: else a maximum might be of nothing that is loaded.
     """

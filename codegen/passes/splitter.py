@@ -30,7 +30,7 @@ class Cut:
         kernel: the kernel with columns of which that can be said; without the last elements where there is a `rest`.
         axis: the column that has a rest: of the original kernel, whose other columns are those of `kernel`.
         start: its first point that lies in no piece.
-        stores: what pieces of the first sweep store per element; `kernel` does not, and may load it behind that sweep.
+        stores: what pieces of the first reduction loop store per element; `kernel` does not, and may load it behind that reduction loop.
     """
 
     pieces: tuple[Axis, ...]
@@ -52,7 +52,7 @@ class Splitter:
     Attributes:
         buffers: of the program, with the temporaries that were added.
         kernels: the finished ones, in order.
-        parts: for each reduction of the sweep at hand, what its merging reduction takes of a piece.
+        parts: for each reduction of the reduction loop at hand, what its merging reduction takes of a piece.
     """
 
     def __init__(self, program: Program, builder: Builder) -> None:
@@ -62,7 +62,7 @@ class Splitter:
         self.parts: dict[str, tuple[Expr, ...]] = {}
 
     def split(self, kernel: Kernel, cut: Cut) -> None:
-        """Partial and merging kernels per sweep; then, if anything happens per element, a pointwise kernel."""
+        """Partial and merging kernels per reduction loop; then, if anything happens per element, a pointwise kernel."""
         stats: dict[int, Expr] = {}
         for reduction_loop, partial in zip(kernel.reduction_loops, cut.kernel.reduction_loops, strict=True):
             self._partial(cut, partial, stats)
@@ -113,13 +113,13 @@ class Splitter:
     def merge_early(
         self, kernel: Kernel, reduction_loop: tuple[Reduction, ...], pieces: tuple[Axis, ...], stats: dict[int, Expr]
     ) -> dict[int, Expr]:
-        """A kernel that merges the `parts` of a sweep that is not the last; what later sweeps and stores use of it, as loads."""
+        """A kernel that merges the `parts` of a reduction loop that is not the last; what later reduction loops and stores use of it, as loads."""
         loads, stores = self.temporaries("stat", _stats_used(kernel, after=reduction_loop), kernel.rows)
         self._merge(kernel, reduction_loop, pieces, stores, stats)
         return loads
 
     def merge_last(self, kernel: Kernel, pieces: tuple[Axis, ...], stats: dict[int, Expr]) -> None:
-        """A kernel that merges the `parts` of the last sweep and stores per row; a pointwise one for what happens per element."""
+        """A kernel that merges the `parts` of the last reduction loop and stores per row; a pointwise one for what happens per element."""
         loads, stores = self.temporaries("row", row_scalars(kernel), kernel.rows)
         self._merge(kernel, kernel.reduction_loops[-1], pieces, [*stores, *kernel.row_stores], stats)
         if kernel.stores:
@@ -163,7 +163,7 @@ class Splitter:
         return stores
 
     def _with_rest(self, kernel: Kernel, reduction_loop: tuple[Reduction, ...], cut: Cut) -> tuple[Axis, ...]:
-        """The columns of the kernel that merges `sweep`: the pieces, and the elements in none, each as a piece of its own."""
+        """The columns of the kernel that merges `reduction_loop`: the pieces, and the elements in none, each as a piece of its own."""
         if cut.axis is None:
             return cut.pieces
         *others, outer = cut.pieces
@@ -248,7 +248,7 @@ def forward(loads: dict[int, Expr]) -> Leaf:
 
 
 def _stats_used(kernel: Kernel, after: tuple[Reduction, ...]) -> list[Expr]:
-    """The stats of sweep `after` that later sweeps or stores use."""
+    """The stats of reduction loop `after` that later reduction loops or stores use."""
     names = {reduction.name for reduction in after}
     later = kernel.reduction_loops[kernel.reduction_loops.index(after) + 1 :]
     roots = [value for reduction_loop in later for reduction in reduction_loop for value in reduction.values]

@@ -1,4 +1,4 @@
-"""Reductions that can share their work: equal ones, the two sweeps of a softmax."""
+"""Reductions that can share their work: equal ones, the two reduction loops of a softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusepass.codegen.passes.rewrite import rewrite_kernel
 
 
 def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
-    """Of equal reductions in a sweep one remains.
+    """Of equal reductions in a reduction loop one remains.
 
     A sum beside the moments of the same values stays: it is infinite where their mean is NaN.
     """
@@ -38,7 +38,7 @@ def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) 
 
 
 def online_softmax(program: Program, builder: Builder, longest_cached_row: int, longest_column: int) -> Program:
-    """One sweep instead of two for ``max(x)`` and ``sum(exp(x - max(x)))`` in rows too long to stay on chip.
+    """One reduction loop instead of two for ``max(x)`` and ``sum(exp(x - max(x)))`` in rows too long to stay on chip.
 
     The running maximum rescales the running sum (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). Rows of which
     nothing is needed per element, and whose columns are not neighbours in memory, stay up to `longest_column` elements.

@@ -1,4 +1,4 @@
-"""Windows that are reduced get a kernel of their own, where patches take less time than reducing them point by point where rows are.
+"""Windows that are reduced get a kernel of their own, where output tiles take less time than reducing them point by point where rows are.
 
 What reduces over their positions is then reduced in that kernel, as behind a depthwise convolution. Where a kernel stores what others
 compute from the same windows anyway, they read it.
@@ -29,7 +29,7 @@ _CLEARLY = 0.9  # of a time by estimate that another one must be at most to be l
 
 def separate_windows(program: Program, builder: Builder, pieces: Pieces, seconds: Seconds | None) -> Program:
     """`program` with kernels of their own for windows that are reduced, where these take clearly less time; `seconds` is None where there are no
-    patches, and windows are only loaded from where they are stored."""
+    output tiles, and windows are only loaded from where they are stored."""
     for position, kernel in enumerate(program.kernels):
         if not kernel.reduction_loops or not _is_plain(kernel) or not _windows(kernel):
             continue

@@ -80,7 +80,7 @@ class RowsWriter(KernelWriter):
         return f"{memory_type(dtype)} {name}[{size}]{self.lanes}{self.initial};"
 
     def per_row(self, scope: Scope) -> None:
-        """All sweeps and stores of the rows that `scope` defines."""
+        """All reduction loops and stores of the rows that `scope` defines."""
         for kept, name in self.kept.values():
             scope.lines.append(self.array(kept.node.dtype, name, max(self.kernel.col_count, 1)))
         for phase, reduction_loop in enumerate(

@@ -158,7 +158,7 @@ class ChunkWriter(ProductsWriter):
         yield from self._in_iterations(block(head, lines))
 
     def _iteration_channel(self, iteration: str) -> str:
-        """The first channel of a turn."""
+        """The first channel of an iteration."""
         return (
             "$first_channel" if self.plan.iterations == 1 else f"$first_channel + {iteration} * {ROWS * self.plan.rows}"
         )
@@ -293,7 +293,7 @@ class ChunkWriter(ProductsWriter):
         return f"fp::stage_places<{pitch}>({room}, $sums, $m, {factors}, {channels});"
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
+        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of an iteration, is multiplied with; how ``$sum`` is."""
         assert isinstance(self.halves, ScaledHalves)
         if not self.halves.scales:
             return [], "$sum"

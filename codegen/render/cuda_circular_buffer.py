@@ -1,7 +1,7 @@
-"""Writes a kernel whose teams keep a ring of vectors in shared memory: memory always has something to do.
+"""Writes a kernel whose teams keep a circular buffer of vectors in shared memory: memory always has something to do.
 
-A thread goes over its vectors of one row after another, a few in each step. What it sweeps is ahead of what it stores, and what it
-copies is ahead of what it sweeps: the place that a vector leaves is where a later one comes to. So while blocks wait for what the
+A thread goes over its vectors of one row after another, a few in each step. What it reduction loops is ahead of what it stores, and what it
+copies is ahead of what it reduction loops: the place that a vector leaves is where a later one comes to. So while blocks wait for what the
 others found of a row, its successor is under way, and what they wait for was left some steps before.
 """
 
@@ -83,7 +83,7 @@ class CircularBufferWriter(KernelWriter):
         return without_unused(lines)
 
     def _whole_iteration(self, begin: int) -> list[str]:
-        """The lines of a turn, which `begin` there."""
+        """The lines of an iteration, which `begin` there."""
         return self.top.lines[begin:]
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
@@ -205,7 +205,7 @@ class CircularBufferWriter(KernelWriter):
         return [*lines, *self._prefetch_step()] if plan.nearer else lines
 
     def _prefetch_step(self) -> list[str]:
-        """Bring to the L2 cache what is copied some steps later: it waits there, not in the ring, while memory is busy."""
+        """Bring to the L2 cache what is copied some steps later: it waits there, not in the circular buffer, while memory is busy."""
         frame, steps = self.frame, self.schedule.circular_buffer + self.schedule.nearer
         outer, scope = Scope(frame.printer), Scope(frame.printer)
         iteration = self._iteration_of(outer, "row_of_prefetched", steps)
@@ -218,7 +218,7 @@ class CircularBufferWriter(KernelWriter):
         return [*outer.lines, *block(self._exists(iteration), lines)]
 
     def _stand(self, scope: Scope, place: str) -> None:
-        """Let `place` of the ring be where the vectors at hand are."""
+        """Let `place` of the circular buffer be where the vectors at hand are."""
         frame, plan = self.frame, self.schedule
         first = frame.names.numbered("stand")
         scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.threads} + {self.thread};")

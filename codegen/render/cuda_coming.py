@@ -1,4 +1,4 @@
-"""What a ring's threads load for later steps, some of it once for all rows."""
+"""What a circular buffer's threads load for later steps, some of it once for all rows."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class ConvolutionWriter(TileWriter):
     # ---- reductions over channels
 
     def reductions(self, sums: Sums) -> Iterable[str]:
-        """The kernel's sweeps over channels and its stores: a thread has all channels of its positions, one after another."""
+        """The kernel's reduction loops over channels and its stores: a thread has all channels of its positions, one after another."""
         kernel = self.kernel
         reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
         axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))

@@ -155,7 +155,7 @@ class Coordinates:
             frame.group = frame.constant("group", group)
 
     def _loop_over_iterations(self, count: int) -> None:
-        """A block goes from row to row, or strip to strip, and takes some turns before the first one, in which the ring fills."""
+        """A block goes from row to row, or strip to strip, and takes some iterations before the first one, in which the circular buffer fills."""
         plan, row = self.schedule, self.names.exact("row")
         iteration = self.frame.iteration = self.names.exact("turn")
         self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"

@@ -16,7 +16,7 @@ from fusepass.codegen.render.spelling import C_TYPES, bare, block
 class TileSequence(Protocol):
     """Tiles of a window that come one after another, `parts` of them at once, each to one of `places` places in turn.
 
-    Copies for `together` turns are begun before those for the first of them are laid down.
+    Copies for `together` iterations are begun before those for the first of them are laid down.
     """
 
     @property
@@ -37,7 +37,7 @@ class TileSequence(Protocol):
 
 
 class Copies:
-    """What threads copy; where each comes from is found once, before all turns: -1 for what is zero.
+    """What threads copy; where each comes from is found once, before all iterations: -1 for what is zero.
 
     What is too small to be copied asynchronously waits in registers while threads compute.
     """
@@ -94,7 +94,7 @@ class TileCopies(Copies):
 
     @property
     def _before(self) -> int:
-        """Elements before the input's first one where a tile that is not there may begin, which others of its turns are counted from."""
+        """Elements before the input's first one where a tile that is not there may begin, which others of its iterations are counted from."""
         return self.of.tiles.before(self.of.window, self.tile)
 
     @property

@@ -1,7 +1,7 @@
-"""Deep windows computed for a patch of results: tiles of the input come to shared memory one after another, with what multiplies them.
+"""Deep windows computed for an output tile of results: tiles of the input come to shared memory one after another, with what multiplies them.
 
 While threads add what a tile has to their results, the next ones are on their way. A block's parts take tiles in turn, each for all
-results of the patch, which the first part adds up and stores.
+results of the output tile, which the first part adds up and stores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusepass.errors import RenderError
 
 
 class DeepPatches:
-    """The deep windows of a kernel whose schedule walks patches; all of them are over the same tiles."""
+    """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
 
     def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
         self.frame, self.plan, self.windows = frame, frame.schedule, windows

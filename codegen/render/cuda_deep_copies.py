@@ -1,4 +1,4 @@
-"""The turns in which a block takes the tiles of deep windows, and what it copies to shared memory to multiply them."""
+"""The iterations in which a block takes the tiles of deep windows, and what it copies to shared memory to multiply them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusepass.codegen.schedule.plan import Schedule
 
 @dataclass(frozen=True)
 class Iterations:
-    """The turns in which a block takes tiles: each of its parts has one at a time."""
+    """The iterations in which a block takes tiles: each of its parts has one at a time."""
 
     frame: Frame
     windows: tuple[TileWindow, ...]
@@ -68,7 +68,7 @@ class Iterations:
 
     @property
     def room(self) -> int:
-        """Numbers from what one turn's tiles are multiplied by to the next one's."""
+        """Numbers from what one iteration's tiles are multiplied by to the next one's."""
         return weights_of_iteration(self.windows, self.plan)
 
     def deep_axes(self, scope: Scope, step: str) -> None:
@@ -92,7 +92,7 @@ class Iterations:
         return self.offset(scope, load), scope.condition(self.window.around)
 
     def offset(self, scope: Scope, load: Load) -> str:
-        """How far `load` reads from where it reads in the first turn."""
+        """How far `load` reads from where it reads in the first iteration."""
         strides = [(axis, load.index.stride(axis) or 0) for axis in self.window.deep]
         name = self.frame.names.numbered("offset")
         index = sum((axis_index(axis) * stride for axis, stride in strides), Index())

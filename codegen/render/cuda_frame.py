@@ -72,13 +72,13 @@ class Frame:
         # and which of the block's rows at once a thread has.
         self.piece, self.sample, self.end_of_piece, self.group = "", "", "", "0"
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
-        self.iteration = ""  # with a ring, the row at hand, or less than 0 before the first one
+        self.iteration = ""  # with a circular buffer, the row at hand, or less than 0 before the first one
         self.first_iteration = ""  # the first of the rows for which a team meets at once
         self.output_tile: OutputTilePlace | None = None
-        # Whether results of a patch that two threads compute may differ in rounding, so that one stores them.
+        # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
-        self.results: OutputTileResults | None = None  # of a patch, where they leave through shared memory
-        self.found: OutputTilePartials | None = None  # of a patch that is reduced over positions
+        self.results: OutputTileResults | None = None  # of an output tile, where they leave through shared memory
+        self.found: OutputTilePartials | None = None  # of an output tile that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -198,7 +198,7 @@ class Frame:
         return plan.walk is Walk.INNER and short and not (plan.ends_apart and plan.lanes > 32)
 
     def unrolled(self, variable: str, count: int, lines: Sequence[str], *, down: bool = False) -> list[str]:
-        """A loop that the compiler unrolls, from the last turn to the first if `down`; the plain lines where it has one turn."""
+        """A loop that the compiler unrolls, from the last turn to the first if `down`; the plain lines where it has one iteration."""
         if count == 1:
             return list(lines)
         span = f"{variable} = {count - 1}; {variable} >= 0; --{variable}"
@@ -247,11 +247,11 @@ class Frame:
 
     @property
     def row_of_thread(self) -> str:
-        """Which of a thread's rows of a patch is at hand."""
+        """Which of a thread's rows of an output tile is at hand."""
         return self.u if self.schedule.unroll > 1 else "0"
 
     def own_in_tile(self) -> str:
-        """The condition that the vector at hand is no other thread's, where patches overlap; else empty."""
+        """The condition that the vector at hand is no other thread's, where output tiles overlap; else empty."""
         assert self.output_tile is not None
         rows, columns = self.output_tile.own
         asked = [f"{self.row_of_thread} >= {rows}"] if rows != "0" else []

@@ -1,6 +1,6 @@
 """Writes the body of one CUDA kernel: the walk its schedule chose, around the statements that the printer gives.
 
-Every phase (a sweep, then the element stores) has the same form: load a few vectors, then compute on them. A thread
+Every phase (a reduction loop, then the element stores) has the same form: load a few vectors, then compute on them. A thread
 past the end loads what the last one loads, so that loads need no condition, and computes nothing.
 """
 
@@ -56,7 +56,7 @@ def kernel_body(
 
 @dataclass(frozen=True)
 class Phase:
-    """A sweep, or the element stores."""
+    """A reduction loop, or the element stores."""
 
     roots: tuple[Expr, ...]
     states: tuple[State, ...]
@@ -102,7 +102,7 @@ class KernelWriter:
         self.arrived = (
             self.staged.begun() if self.staged is not None else []
         )  # what the loads of a phase are followed by
-        self.overflow_flagged = ""  # whether a thread has met an alarm
+        self.overflow_flagged = ""  # whether a thread has met an overflow flag
 
     def write(self) -> list[str]:
         kernel = self.frame.kernel
@@ -331,7 +331,7 @@ class KernelWriter:
         step.lines += around.after_lanes
 
     def _take(self, lanes: Scope, phase: Phase, tile: Tile, around: Around) -> None:
-        """What a sweep does with the values of a vector."""
+        """What a reduction loop does with the values of a vector."""
         for state in phase.states:
             push(self.frame, tile, lanes, state, around)
 
@@ -355,7 +355,7 @@ class KernelWriter:
     # ---- kept values
 
     def _fetches(self) -> Fetches:
-        """What is kept is in its places before the first sweep."""
+        """What is kept is in its places before the first reduction loop."""
         self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
         for kept in self.kept:
             self.places.declare(kept)

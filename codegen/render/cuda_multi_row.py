@@ -1,7 +1,7 @@
-"""Writes a kernel whose teams keep a ring of columns in shared memory: of a strip of rows that lie together, a thread has the same few all
+"""Writes a kernel whose teams keep a circular buffer of columns in shared memory: of a strip of rows that lie together, a thread has the same few all
 the time.
 
-It goes as that of a ring of vectors does, but a block finds and leaves a state of each row.
+It goes as that of a circular buffer of vectors does, but a block finds and leaves a state of each row.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class MultiRowWriter(CircularBufferWriter):
             position = f"({position}) / {plan.span}" if plan.span > 1 else position
             element = f"{name}[{self.v if plan.width > 1 else 0}]"
             taking += frame.unrolled(self.v, plan.width, [f"{element} = {shared}[{position}];"])
-        # The barriers are every turn's: between them there is room for the states of the next strip that is swept, too.
+        # The barriers are every iteration's: between them there is room for the states of the next strip that is reduced, too.
         top.lines += [*block(there, finding), "__syncthreads();", *block(there, gathering), "__syncthreads();"]
         top.lines += block(there, taking)
         of_row = [

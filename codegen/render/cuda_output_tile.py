@@ -1,6 +1,6 @@
-"""Windows computed for a whole patch of results: what they load is staged in shared memory, rows of the input as they lie.
+"""Windows computed for a whole output tile of results: what they load is staged in shared memory, rows of the input as they lie.
 
-A block copies the tile below its patch. Then a thread goes through the rows of the tile, reads what its results need of a
+A block copies the tile below its output tile. Then a thread goes through the rows of the tile, reads what its results need of a
 row once, and adds that to all of them; where a row's points come to the same for all results, `cuda_sliding` has fewer additions.
 """
 
@@ -38,7 +38,7 @@ class Target:
 
 
 class OutputTilees:
-    """The windows of a kernel whose schedule walks patches, each with tiles of its own."""
+    """The windows of a kernel whose schedule walks output tiles, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame, self._tiles = frame, StagedWindows(frame)
@@ -237,7 +237,7 @@ class OutputTilees:
         return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
 
     def constants(self, window: TileWindow) -> list[tuple[Load, str]]:
-        """Load what is the same for all results of a patch, for each point of a window that is not separable; with the names of what that gave."""
+        """Load what is the same for all results of an output tile, for each point of a window that is not separable; with the names of what that gave."""
         if window.separable:
             for load in window.constants:
                 self.frame.top.value(load)

@@ -1,4 +1,4 @@
-"""Reductions over the positions of a patch: each thread reduces its own results, then the threads of an image merge what they found.
+"""Reductions over the positions of an output tile: each thread reduces its own results, then the threads of an image merge what they found.
 
 They do so in shared memory, by halves, when the tiles have been read and what was laid down there has left; always in the same order. The first
 thread of an image stores its state, which is that of the piece.
@@ -18,7 +18,7 @@ from fusepass.codegen.schedule.output_tile_results import room_of_states
 
 
 class OutputTilePartials:
-    """What a kernel with `Partials` whose schedule walks patches does beside its stores."""
+    """What a kernel with `Partials` whose schedule walks output tiles does beside its stores."""
 
     def __init__(self, frame: Frame, tiles: StagedWindows, partials: Partials) -> None:
         self.frame, self.partials, self._tiles = frame, partials, tiles

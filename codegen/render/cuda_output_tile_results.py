@@ -1,4 +1,4 @@
-"""Results of a patch that leave through shared memory: all of a block's lie together, and go in the aligned vectors that cover them.
+"""Results of an output tile that leave through shared memory: all of a block's lie together, and go in the aligned vectors that cover them.
 
 Where rows of results begin anywhere, threads that stored their own would store one by one. The tiles have been read then, and make room.
 """
@@ -39,7 +39,7 @@ class Results:
 
 
 class OutputTileResults:
-    """What the stores of a kernel whose schedule walks patches lay down, and how it leaves."""
+    """What the stores of a kernel whose schedule walks output tiles lay down, and how it leaves."""
 
     def __init__(self, frame: Frame, pool: str) -> None:
         self.frame, self._pool = frame, pool

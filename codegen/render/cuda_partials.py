@@ -276,7 +276,7 @@ class PositionStates(PartialStores):
         return ["__syncwarp();", "{", *block("", lines)[1:]]
 
     def of_iteration(self, number: int) -> str:
-        """Where the warp's states of a reduction lie, those of the channels of a turn."""
+        """Where the warp's states of a reduction lie, those of the channels of an iteration."""
         iteration = f" + $turn * {self.plan.rows * ROWS}" if self.iterations > 1 else ""
         return f"{_states(number)} + $warp * {self.warp_channels}{iteration}"
 

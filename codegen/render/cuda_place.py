@@ -1,4 +1,4 @@
-"""Where a block's patch of an image lies, and where in it a thread stands."""
+"""Where a block's output tile of an image lies, and where in it a thread stands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputTilePlace:
         top_row: a thread's first row.
         plane, row_in_patch, column_in_patch: a thread's image, first row and first column, counted from the block's.
         number: which of an image's patches the block has.
-        before: how many of the first rows and columns of the patch are those of the patch before, too.
+        before: how many of the first rows and columns of the output tile are those of the output tile before, too.
         above: how many of a thread's first rows are those of the thread above, too.
     """
 

@@ -1,6 +1,6 @@
-"""Windows over three axes computed for patches of results, plane after plane: a block goes through the planes of its input.
+"""Windows over three axes computed for output tiles of results, plane after plane: a block goes through the planes of its input.
 
-While threads reduce what they need of a plane, tiles of later ones are on their way. In each turn a result begins and another one is
+While threads reduce what they need of a plane, tiles of later ones are on their way. In each iteration a result begins and another one is
 finished; what a plane has for a result of pooling is found once, for all results that need the plane.
 """
 
@@ -25,7 +25,7 @@ from fusepass.errors import RenderError
 
 @dataclass(frozen=True)
 class _PlaneTiles:
-    """The tiles of a window's input, plane after plane; a turn has `planes.turn` of them."""
+    """The tiles of a window's input, plane after plane; an iteration has `planes.turn` of them."""
 
     frame: Frame
     tiles: StagedWindows
@@ -78,7 +78,7 @@ class PlanePatches(OutputTilees):
         assert planes is not None
         self.planes, self.through, self._iteration = planes, through, frame.names.exact("turn")
         self._open: list[tuple[TileWindow, Form, list[str]]] = []  # states of results, the newest one first
-        self._loop = self._results = 0  # lines before the loop over turns, and before what it does with results
+        self._loop = self._results = 0  # lines before the loop over iterations, and before what it does with results
 
     @property
     def _iterations(self) -> int:
@@ -89,7 +89,7 @@ class PlanePatches(OutputTilees):
             lanes.bind(window.window, self.sliding.result(window, form, states[-1]))
 
     def compute(self) -> None:
-        """Print the copies and the windows, before all steps, up to where the results of a turn are known."""
+        """Print the copies and the windows, before all steps, up to where the results of an iteration are known."""
         frame, plan, top = self.frame, self.frame.schedule, self.frame.top
         frame.printer.expect([store.value for store in frame.kernel.stores])
         top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
@@ -134,7 +134,7 @@ class PlanePatches(OutputTilees):
         top.define_axis(self.through, place)
 
     def close(self) -> None:
-        """Results become older by a turn; what was printed since `compute` began with turns is their loop."""
+        """Results become older by an iteration; what was printed since `compute` began with iterations is their loop."""
         top, finished = self.frame.top, self.planes.open - 1
         results = top.lines[self._results :]
         if finished:
@@ -148,7 +148,7 @@ class PlanePatches(OutputTilees):
         top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
 
     def _begun(self, copies: list[TileCopies], iteration: str) -> list[str]:
-        """Begin the copies of all planes of a turn."""
+        """Begin the copies of all planes of an iteration."""
         planes = [(plane, self._tile_of(iteration, plane)) for plane in range(self.planes.iteration)]
         return [line for plane, tile in planes for each in copies for line in block("", each.begin(tile, plane))]
 
@@ -157,7 +157,7 @@ class PlanePatches(OutputTilees):
         return [line for plane, tile in planes for each in copies for line in each.end(tile, plane)]
 
     def _tile_of(self, iteration: str, plane: int) -> str:
-        """The number of the tile of plane number `plane` of a turn."""
+        """The number of the tile of plane number `plane` of an iteration."""
         text = times(iteration, self.planes.iteration)
         return f"{text} + {plane}" if plane else text
 
@@ -170,7 +170,7 @@ class PlanePatches(OutputTilees):
         states: list[str],
         plane: int,
     ) -> list[str]:
-        """What plane number `plane` of a turn has for the results that are begun."""
+        """What plane number `plane` of an iteration has for the results that are begun."""
         frame, plan, window = self.frame, self.frame.schedule, of.window
         scope, number = frame.top.child(conditional=True), frame.names.numbered("plane")
         tile_number = self._tile_of(self._iteration, plane)

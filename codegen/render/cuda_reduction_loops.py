@@ -1,4 +1,4 @@
-"""Reductions over a kernel's columns where a thread has all values of a row: what it pushes, sweep by sweep, and what it stores."""
+"""Reductions over a kernel's columns where a thread has all values of a row: what it pushes, reduction loop by reduction loop, and what it stores."""
 
 from __future__ import annotations
 

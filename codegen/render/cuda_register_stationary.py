@@ -106,7 +106,7 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
         yield from keep_exponents(plan.threads, *outs, plan.channels, count, self.sizes[1])
 
     def _fetch_weights(self) -> Iterable[str]:
-        """Weights as `multiply_tile` takes them; where there are no turns, threads have them before the first tile comes."""
+        """Weights as `multiply_tile` takes them; where there are no iterations, threads have them before the first tile comes."""
         plan, outs = self.plan, self.sizes[1]
         *_, filled = halves_of_place(plan.channels, plan.parts)
         total = prod(self.weight.shape[2:]) * plan.parts * filled
@@ -173,6 +173,6 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
         return Sums(staging, plan.rows, plan.covered, f"$set * {COLUMNS}", tuple(repair(self)), pragma)
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of a turn, is multiplied with; how ``$sum`` is."""
+        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of an iteration, is multiplied with; how ``$sum`` is."""
         iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
         return [f"const float $factor = $factors[{iteration}$row];"], "$sum * $factor"

@@ -83,7 +83,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         yield f"fp::halve_tile<{shape}>($tile, {on.pitch}, $scale);"
 
     def _in_iterations(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for the channels of each turn."""
+        """`lines` for the channels of each iteration."""
         plan = self.plan
         broken = f"const bool $broken = fp::is_broken($scale, $factors, {plan.block_channels});"
         if plan.iterations == 1:

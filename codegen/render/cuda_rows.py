@@ -14,7 +14,7 @@ from fusepass.codegen.render.spelling import C_TYPES, bare
 class RowValues:
     """Arrays with an element for each of a thread's rows.
 
-    `states` are those of the sweeps that are done, by reduction.
+    `states` are those of the reduction loops that are done, by reduction.
     """
 
     def __init__(self, frame: Frame, stats: Sequence[ReductionResult]) -> None:

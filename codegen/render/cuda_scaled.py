@@ -118,7 +118,7 @@ class _ScalingWriter(ChunkWriter):
         return ()
 
     def reductions(self, sums: Sums) -> Iterable[str]:
-        """Where one sweep suffices, of values that are the same function of each position's sums, these stay in registers."""
+        """Where one reduction loop suffices, of values that are the same function of each position's sums, these stay in registers."""
         if not self._reduces_registers():
             return super().reductions(sums)
         computed = list(super().reductions(sums.defined))

@@ -118,7 +118,7 @@ class ScanWriter(KernelWriter):
         return [f"fp::run_{kind}({self.states}, {slots}, {self.carry});", *turned]
 
     def _loop(self, piece: str, tile: Tile, advance: int) -> str:
-        """All threads take as many turns."""
+        """All threads take as many iterations."""
         kind, count = self.frame.index_type, free(tile.count)
         if self.schedule.backward:
             last = f"({count} - 1) / {advance} * {advance}"

@@ -1,4 +1,4 @@
-"""What windows over a patch of results load, staged in shared memory: rows of the input as they lie."""
+"""What windows over an output tile of results load, staged in shared memory: rows of the input as they lie."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StagedTile:
 
 
 class StagedWindows:
-    """The tiles of a kernel whose schedule walks patches."""
+    """The tiles of a kernel whose schedule walks output tiles."""
 
     def __init__(self, frame: Frame) -> None:
         assert frame.output_tile is not None
@@ -49,7 +49,7 @@ class StagedWindows:
         self._there: dict[tuple[int, int], str] = {}
 
     def declare(self, window: TileWindow, below: Below, copies: int) -> StagedTile:
-        """Declare the place of so many tiles, each under a block's patch of one image."""
+        """Declare the place of so many tiles, each under a block's output tile of one image."""
         frame, load = self.frame, below.load
         shape = self._shape(window, below)
         copies = copies // shape.images
@@ -143,7 +143,7 @@ class StagedWindows:
         return -(min(tile.below.load.index.bounds[0] - shift, 0) // vector) * vector
 
     def _first(self, scope: Scope, window: TileWindow) -> tuple[Axis, ...]:
-        """Define where the block's patch begins, and return the axes that are 0 at the first element that is needed for it."""
+        """Define where the block's output tile begins, and return the axes that are 0 at the first element that is needed for it."""
         still: tuple[Axis, ...] = (self.frame.lane, *window.window.axes)
         for axis, first in zip(window.image, (self.place.first_row, self.place.first_column), strict=True):
             if first == "0":
@@ -306,5 +306,5 @@ def times(text: str, factor: int) -> str:
 
 
 def loop(variable: str, count: int, lines: Sequence[str]) -> list[str]:
-    """A loop that the compiler unrolls, even where it has one turn."""
+    """A loop that the compiler unrolls, even where it has one iteration."""
     return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]

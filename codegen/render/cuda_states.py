@@ -210,7 +210,7 @@ def accumulated(scope: Scope, reduction: Reduction, value: Expr) -> str:
 
 
 def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) -> None:
-    """Give every thread of a row the merged states; all reductions of a sweep share one barrier.
+    """Give every thread of a row the merged states; all reductions of a reduction loop share one barrier.
 
     `meanwhile` is what a team's blocks do before they wait for each other.
     """
@@ -267,7 +267,7 @@ def asked(frame: Frame, states: Sequence[State], names: Sequence[str]) -> list[s
 
 def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Sequence[str] = ()) -> list[str]:
     """All warps find the states of the team's blocks and merge them, into variables with these `names`; `asked` has what was there."""
-    # A ring's last turns have nothing to sweep, so no barrier since the one before read what is written here. It comes before threads look
+    # A circular buffer's last iterations have nothing to reduce, so no barrier since the one before read what is written here. It comes before threads look
     # each for its own: nvcc 13 moves shuffles from behind a barrier before it, where these threads need not have met again.
     offsets, lines = exchange_places(frame), ["__syncthreads();"] if asked else []
     shared = [frame.names.exact(f"{state.name}_of_team") for state in states]

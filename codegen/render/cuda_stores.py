@@ -59,7 +59,7 @@ def write_store(
 def _own(frame: Frame, store: Store, step: Scope) -> str:
     """The condition that the sector in which a store begins is the block's, where blocks overlap; else empty.
 
-    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory. Of patches
+    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory. Of output tiles
     that overlap, the same holds of results that may differ.
     """
     plan, row = frame.schedule, frame.arranged.row

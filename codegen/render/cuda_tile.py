@@ -55,7 +55,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     kernel = flatten(kernel, builder)
     if schedule.run:
         kernel = in_runs(kernel, schedule.run, builder)
-    if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each sweep
+    if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each reduction loop
         kernel = shares_of_sums(split_statistics(kernel, builder), program, builder)
     row = kernel.rows[0] if kernel.rows else None
     col = kernel.cols[-1] if kernel.cols else None

@@ -1,4 +1,4 @@
-"""Writes a kernel whose teams keep a ring of vectors, and meet once for several rows: each turn is so many of them, one after another."""
+"""Writes a kernel whose teams keep a circular buffer of vectors, and meet once for several rows: each iteration is so many of them, one after another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TogetherWriter(CircularBufferWriter):
     def _left(self, states: Sequence[State], iteration: str) -> list[str]:
         plan, team = self.schedule, self.frame.team
         here = f"({self.k} + ({self.q} + {plan.ahead}) / {plan.iterations}) % {plan.together}"
-        # Each row of a turn has slots of its own: no barrier parts those who read them from who leaves the next row's.
+        # Each row of an iteration has slots of its own: no barrier parts those who read them from who leaves the next row's.
         lines = [f"fp::leave_warp({state.slots}[{here}], {state.name});" for state in states]
         first = [f"fp::gather_warps({state.slots}[{here}], {state.name});" for state in states]
         first += [f"{team}.leave<{self.exchange[state.reduction.name]}>({state.name}, {here});" for state in states]
@@ -57,7 +57,7 @@ class TogetherWriter(CircularBufferWriter):
         return [*lines, *(f"{state.name} = {state.type}();" for state in states)]
 
     def _ask_step(self, states: Sequence[State]) -> list[str]:
-        """In the last step of a turn, look for what members have left of the next turn's rows."""
+        """In the last step of an iteration, look for what members have left of the next iteration's rows."""
         frame, plan = self.frame, self.schedule
         row = frame.names.exact("asked_row")
         head = f"const {frame.index_type} {row} = {frame.iteration} + ({frame.team}.row_of_thread() + 1) * {frame.row_step};"

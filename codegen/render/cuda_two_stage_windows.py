@@ -1,4 +1,4 @@
-"""Windows reduced in two turns: strips of all rows of a block's tiles along the rows, then what these come to down the rows.
+"""Windows reduced in two stages: strips of all rows of a block's tiles along the rows, then what these come to down the rows.
 
 What a strip of a row comes to is the same for all results above and below each other that need it. Between the turns it stands in shared memory.
 """
@@ -17,7 +17,7 @@ from fusepass.codegen.schedule.two_stage_windows import first_iteration
 
 
 class RowTurn:
-    """The two turns of one window."""
+    """The two iterations of one window."""
 
     def __init__(
         self, frame: Frame, sliding: Sliding, tiles: StagedWindows, form: Form, staged: Sequence[StagedTile]

@@ -116,7 +116,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
 
 
 def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, pieces: int) -> _Choice:
-    """What is reduced over positions is so in patches, of which an image has so many."""
+    """What is reduced over positions is so in output tiles, of which an image has so many."""
     shape = Shape(kernel, program, facts, aligned)
     # Tiles of inputs that begin anywhere may be larger.
     found = output_tiles(shape, pieces=pieces) or output_tiles(shape, pieces=pieces, least=1)

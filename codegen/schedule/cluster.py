@@ -27,7 +27,7 @@ _CLUSTERS_FROM = 90  # compute capability times ten
 
 
 def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
-    """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a ring of a team's is better."""
+    """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a circular buffer of a team's is better."""
     shape = Shape(kernel, program, facts, aligned=True)
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     if facts.capability < _CLUSTERS_FROM or shape.single or shape.col_axis is None or not shape.rows:

@@ -1,4 +1,4 @@
-"""Schedules of pointwise kernels with deep windows: patches whose tiles come one after another."""
+"""Schedules of pointwise kernels with deep windows: output tiles whose tiles come one after another."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _HELD = 160  # registers of results, of a row and of weights, up to which weight
 _OTHERS = 56  # registers besides these
 _PARTS = 1, 2, 4, 8
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
-_WAIT = 600  # cycles of a turn in which a warp waits for others and for what it reads, if it is alone
-_TURN = 40  # instructions of a turn besides what is read, copied and added
+_WAIT = 600  # cycles of an iteration in which a warp waits for others and for what it reads, if it is alone
+_TURN = 40  # instructions of an iteration besides what is read, copied and added
 _ALONE = 3  # warps whose time is lost where few hide what others wait for
 _ACCESS = 4  # cycles of shared memory that a warp's copies take
 _COPY = 6  # the same for each vector that a thread copies
 _REGISTERS = 255
-_START = 3000  # cycles from a block's start to its first turn, and behind its last
+_START = 3000  # cycles from a block's start to its first iteration, and behind its last
 
 
 def weights_apart(windows: tuple[TileWindow, ...]) -> int:
@@ -50,7 +50,7 @@ def weights_of_tile(windows: tuple[TileWindow, ...]) -> int:
 
 
 def weights_of_iteration(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
-    """Room for what the tiles of a turn are multiplied by, in numbers: whole vectors of 16 bytes."""
+    """Room for what the tiles of an iteration are multiplied by, in numbers: whole vectors of 16 bytes."""
     return ceil(plan.parts * weights_of_tile(windows), 4) * 4
 
 
@@ -71,12 +71,12 @@ def has_deep_windows(kernel: Kernel) -> bool:
 
 
 def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
-    """The patches that take the least time by an estimate; None where windows are not deep, or nothing fits."""
+    """The output tiles that take the least time by an estimate; None where windows are not deep, or nothing fits."""
     return min(_plans(kernel, program, facts, aligned), key=lambda pair: pair[1], default=(None, 0.0))[0]
 
 
 def serves_deep(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
-    """Whether there are such patches."""
+    """Whether there are such output tiles."""
     return next(_plans(kernel, program, facts, aligned=True), None) is not None
 
 
@@ -115,7 +115,7 @@ def _taken(window: TileWindow) -> int:
 
 
 def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[Schedule, float]]:
-    """All patches that fit, each with the cycles that it takes."""
+    """All output tiles that fit, each with the cycles that it takes."""
     image = kernel.rows[-2:]
     windows = deep_windows(kernel, program, image) if len(image) == 2 else ()
     if not facts.copies or not windows:

@@ -2,7 +2,7 @@
 
 Columns of a matrix, or the channels of small images, are rows of which a block reads too little at a time, and all of them are too much
 for the chip. A strip of rows is as wide as memory wants pieces to be, and a team has all of its columns on the chip at once. Each block
-keeps a ring of them, as those of `team` do of their vectors, so that memory always has something to do.
+keeps a circular buffer of them, as those of `team` do of their vectors, so that memory always has something to do.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _side_by_side(shape: Shape) -> tuple[Shape, int]:
 
 
 def _may_ring(side: Shape) -> bool:
-    """Whether all that is kept is loaded as it is, in whole vectors along the rows, and swept once with little arithmetic."""
+    """Whether all that is kept is loaded as it is, in whole vectors along the rows, and reduced once with little arithmetic."""
     axis, lane = side.row_axis, Axis("lane", _width(side))
     assert axis is not None
     # Moments are merged in double, which would be too little for moments of doubles.
@@ -120,7 +120,7 @@ def _width(side: Shape) -> int:
 
 
 def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> Schedule | None:
-    """A ring for strips of so many `positions`, `span` to a row; None where a block's part is too large for it."""
+    """A circular buffer for strips of so many `positions`, `span` to a row; None where a block's part is too large for it."""
     width = _width(side)
     lanes = positions // width
     together = 32 // lanes if lanes < 32 else 1  # groups of a warp

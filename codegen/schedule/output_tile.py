@@ -1,4 +1,4 @@
-"""Schedules of pointwise kernels whose windows overlap: blocks take patches, and share the rows of the input below."""
+"""Schedules of pointwise kernels whose windows overlap: blocks take output tiles, and share the rows of the input below."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the w
 
 
 def output_tiles(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS) -> list[tuple[Schedule, float]]:
-    """The best patches of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
+    """The best output tiles of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
     take; none where they would save nothing.
 
-    `pieces`: how many patches an image must have. `least`: how many blocks a multiprocessor must have the shared memory for.
+    `pieces`: how many output tiles an image must have. `least`: how many blocks a multiprocessor must have the shared memory for.
     """
     best: dict[tuple[Axis, int, bool, bool], tuple[float, Schedule]] = {}
     for image in _images(shape.whole) if shape.facts.copies else ():
         windows = output_tile_windows(shape.whole, shape.program, image)
-        single = pointwise(shape).width == 1 and not _loads_together(shape, windows)  # of threads without patches
+        single = pointwise(shape).width == 1 and not _loads_together(shape, windows)  # of threads without output tiles
         if not windows or any(window.reuse < _least_reuse(window, single) for window in windows):
             continue
         work = OutputTileWork(shape.whole, shape.program, shape.facts, windows, shape.aligned)
@@ -52,7 +52,7 @@ def output_tiles(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS
 
 
 def patches_of_image(plan: Schedule) -> int:
-    """How many patches an image has, if it is not one of several in a patch."""
+    """How many output tiles an image has, if it is not one of several in an output tile."""
     y, x = plan.image
     return ceil(y.size, plan.tile_height) * ceil(x.size, plan.lanes * plan.width)
 
@@ -88,7 +88,7 @@ def _least_reuse(window: TileWindow, single: bool) -> int:
 
 
 def _plans(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, float]]:
-    """All patches that fit in which each thread reduces the rows that it needs, each with the seconds that it takes."""
+    """All output tiles that fit in which each thread reduces the rows that it needs, each with the seconds that it takes."""
     height, room = work.image[0].size, room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
         for plan in patches_of(work, way, _rows(height, _most_rows(work, way.width))):

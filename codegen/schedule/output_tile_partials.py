@@ -1,4 +1,4 @@
-"""What patches of windows reduce over positions: in how many pieces, and whether windows should be computed apart from it, or twice."""
+"""What output tiles of windows reduce over positions: in how many pieces, and whether windows should be computed apart from it, or twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LANES = 128  # of a multiprocessor, each of which does one instruction a cycle
 
 
 def windows_overlap(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
-    """Whether each element that windows of `kernel` read is needed so often that patches pay."""
+    """Whether each element that windows of `kernel` read is needed so often that output tiles pay."""
     windows = [node for node in kernel.nodes if facts.copies and isinstance(node, Window)]
     loads = ((window, node) for window in windows for node in walk(window.value) if isinstance(node, Load))
     points = kernel.row_count * kernel.col_count
@@ -33,7 +33,7 @@ def windows_overlap(program: Program, kernel: Kernel, facts: DeviceFacts) -> boo
 
 
 def pieces_of_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
-    """In how many pieces a kernel with windows reduces over positions of an image; None where it is not laid out in patches."""
+    """In how many pieces a kernel with windows reduces over positions of an image; None where it is not laid out in output tiles."""
     found = _output_tile(program, kernel, facts)
     return None if found is None else patches_of_image(found[0])
 
@@ -52,7 +52,7 @@ def windows_pay_twice(program: Program, first: Kernel, second: Kernel, facts: De
 
 
 def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -> float:
-    """About how long a finished kernel takes that may have windows: by patches, or each time that it goes over its rows."""
+    """About how long a finished kernel takes that may have windows: by output tiles, or each time that it goes over its rows."""
     output_tile = _output_tile(program, kernel, facts) if kernel.is_pointwise else None
     if output_tile is not None:
         return _LAUNCH + output_tile[1]
@@ -85,7 +85,7 @@ def _of_window(window: Window, *, stays: bool) -> int:
 
 
 def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[Schedule, float] | None:
-    """The patches of `kernel`, and the seconds that they take."""
+    """The output tiles of `kernel`, and the seconds that they take."""
     if has_deep_windows(kernel) or not any(isinstance(node, Window) for node in kernel.nodes):
         return None
     return next(iter(output_tiles(Shape(kernel, program, facts, aligned=True))), None)

@@ -1,4 +1,4 @@
-"""How results leave a patch: from each thread as it has them, or through shared memory as they lie in memory."""
+"""How results leave an output tile: from each thread as it has them, or through shared memory as they lie in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SINGLE = 4  # bytes of a result that is reduced
 
 @dataclass(frozen=True)
 class Leaving:
-    """How the results of a patch leave.
+    """How the results of an output tile leave.
 
     Attributes:
         width: neighbouring results of a row that a thread has.
         together: of how many neighbouring images results lie together in memory, if a block's leave through shared memory, in whole vectors; a
-            patch then has whole rows, and its last threads may stand behind them in part. 0 where each thread stores its own.
+            output tile then has whole rows, and its last threads may stand behind them in part. 0 where each thread stores its own.
     """
 
     width: int
@@ -34,7 +34,7 @@ class Leaving:
 
 
 def ways_to_leave(kernel: Kernel, program: Program, image: tuple[Axis, Axis]) -> list[Leaving]:
-    """How results of patches of `image` may leave: through shared memory only where threads would store less than they may have."""
+    """How results of output tiles of `image` may leave: through shared memory only where threads would store less than they may have."""
     x, most = image[1], _most_results(kernel, program)
     alone = vector_of_results(kernel, program, x)
     together = images_together(kernel, image) if alone < most else 0

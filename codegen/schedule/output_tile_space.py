@@ -1,4 +1,4 @@
-"""Which patches there may be, what a block of one takes of a multiprocessor, and how many of them it then has."""
+"""Which output tiles there may be, what a block of one takes of a multiprocessor, and how many of them it then has."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MOST_READ = 2048
 
 
 def patches_of(work: OutputTileWork, way: Leaving, rows: Iterable[tuple[int, int]]) -> Iterator[Schedule]:
-    """All patches whose results leave that way, with so many `rows` of a thread and threads below each other; several images where one is small.
+    """All output tiles whose results leave that way, with so many `rows` of a thread and threads below each other; several images where one is small.
 
-    The last patches of an image begin earlier where others would end behind it.
+    The last output tiles of an image begin earlier where others would end behind it.
     """
     (y, x), width = work.image, way.width
     images, together = prod(axis.size for axis in work.others), way.together > 0 and bool(work.kernel.stores)

@@ -1,4 +1,4 @@
-"""Patches that reduce windows in two turns (`row_turns`): which there may be, each with an estimate of its time."""
+"""Output tiles that reduce windows in two stages (`row_turns`): which there may be, each with an estimate of its time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32  # threads below each other there
 
 
 def in_iterations(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, float]]:
-    """All patches that fit, each with the seconds that it takes: of whole images, several of which lie together, or of a part of one.
+    """All output tiles that fit, each with the seconds that it takes: of whole images, several of which lie together, or of a part of one.
 
     `least`: how many blocks a multiprocessor must have the shared memory for.
     """

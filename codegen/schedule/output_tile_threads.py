@@ -1,4 +1,4 @@
-"""How many threads may stand along the rows of a patch, and below each other."""
+"""How many threads may stand along the rows of an output tile, and below each other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fusepass.codegen.schedule.output_tile_results import Leaving
 from fusepass.codegen.schedule.shape import ceil
 
 THREADS = 64, 256
-"""Least and most of a block that takes a patch."""
+"""Least and most of a block that takes an output tile."""
 
 
 def lanes_of_rows(count: int, way: Leaving) -> list[int]:
-    """Threads for each row of a patch: for a whole row of so many results, or for equal parts of it, as far as may be."""
+    """Threads for each row of an output tile: for a whole row of so many results, or for equal parts of it, as far as may be."""
     if way.together:
         return [ceil(count, way.width)]
     vectors = count // way.width
@@ -22,7 +22,7 @@ def lanes_of_rows(count: int, way: Leaving) -> list[int]:
 
 
 def lanes_of_patch(count: int, width: int) -> list[int]:
-    """Threads for each row of a patch: vectors of equal parts of a row, which may overlap and must not end behind it."""
+    """Threads for each row of an output tile: vectors of equal parts of a row, which may overlap and must not end behind it."""
     parts = {ceil(ceil(count, each), width) for each in range(1, ceil(count, WARP) + 1)} | {count // width}
     return _least_waste((lanes for lanes in parts if lanes * width <= count), width, count)
 

@@ -1,4 +1,4 @@
-"""What is laid out in patches, and of windows over one or two axes an estimate of the time that a way to do so takes."""
+"""What is laid out in output tiles, and of windows over one or two axes an estimate of the time that a way to do so takes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Work:
         return {}
 
     def tiles(self, tile_height: int, cols: int, width: int) -> tuple[TileShape, ...]:
-        """The tiles under such a patch of one image, or of a plane."""
+        """The tiles under such an output tile of one image, or of a plane."""
         key, lane = (tile_height, cols, width), Axis("lane", width)
         if key not in self._known:
             self._known[key] = tuple(
@@ -125,7 +125,7 @@ class OutputTileWork(Work):
         return tuple(axis for axis in self.kernel.rows if axis not in self.image)
 
     def tiles_under(self, plan: Schedule) -> tuple[TileShape, ...] | None:
-        """The tiles under the patches of `plan`; None where they serve no turn for rows."""
+        """The tiles under the output tiles of `plan`; None where they serve no turn for rows."""
         planes = plan.planes if plan.tile_height == self.image[0].size else 1
         key = plan.tile_height, plan.lanes * plan.width, plan.width, planes, plan.along
         if key not in self._known_under:
@@ -161,7 +161,7 @@ class OutputTileWork(Work):
         return unroll * width * self.words + self.factors // 2 + row + _REGISTERS
 
     def seconds(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
-        """How long it takes to go about it by `plan`, whose patches have such tiles."""
+        """How long it takes to go about it by `plan`, whose output tiles have such tiles."""
         facts = self.facts
         copied = [plan.planes // tile.images * tile.vectors for tile in tiles]
         sizes = [tile.vector * below.load.dtype.nbytes for tile, (_, below) in zip(tiles, self.loads, strict=True)]

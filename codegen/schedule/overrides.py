@@ -1,6 +1,6 @@
 """How the memory-bound kernels of a program are laid out where that is not as the rules say: a value.
 
-Schedules are ranked by a cost model (`fusepass.codegen.schedule.ranking`), the rules' own one first. An arrangement departs
+Schedules are ranked by a cost model (`fusepass.codegen.schedule.ranking`), the rules' own one first. A set of schedule overrides departs
 from the rules in one respect, so that a measurement says what that is worth.
 """
 

@@ -7,13 +7,13 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
 - `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
-- `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes a patch of an image (or of a few
+- `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes an output tile of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
   windows load comes to shared memory first (`fusepass.codegen.ir.output_tiles`). Where windows have three axes, a block goes through
-  planes, with such a patch in each. Where it lies channels last, an image is a line of results and their channels, and threads read
+  planes, with such an output tile in each. Where it lies channels last, an image is a line of results and their channels, and threads read
   memory themselves (`fusepass.codegen.ir.line_windows`).
 
-Between sweeps over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
+Between reduction loops over the same columns a row's values stay in registers, else in shared memory, else memory is read again.
 A row that is too large for one block may be shared by a team of them (`INNER`), each with a slice of the columns.
 """
 
@@ -79,7 +79,7 @@ class Schedule:
             begin anywhere.
         image: `PATCH`: the axes down an image and along its rows.
         planes: `PATCH`: images that a block takes; of more than one, all of each.
-        parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the patch.
+        parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the output tile.
         band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
         along: `PATCH`: where rows are reduced in a turn of their own, whose results go through shared memory: of how many neighbouring results
             a thread finds at once what a row comes to; 0 where each thread reduces the rows that it needs.
@@ -95,14 +95,14 @@ class Schedule:
         held: how many of the next ones each thread holds in registers; what is left is read again.
         fetches: whether what is kept of the next row is copied into places that the row at hand has left; blocks stay and go
             from row to row.
-        ring: with a team, in how many places of `unroll` vectors for each thread the loaded vectors stand by turns; 0 for a place
+        circular_buffer: with a team, in how many places of `unroll` vectors for each thread the loaded vectors stand by turns; 0 for a place
             for each vector of a row.
-        ahead: with a ring, how many such places what is swept is ahead of what is stored; at least those of `together` rows, less than
+        ahead: with a circular buffer, how many such places what is reduced is ahead of what is stored; at least those of `together` rows, less than
             those of one more.
-        together: with a ring, for how many rows a team meets at once.
+        together: with a circular buffer, for how many rows a team meets at once.
         span: `OUTER`: so many neighbouring rows are parts of one: the columns' innermost axis lies along the rows.
-        nearer: with a ring, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
-        waiting: with a ring, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
+        nearer: with a circular buffer, how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
+        waiting: with a circular buffer, how many vectors of what is the same for all rows each thread holds in registers, evenly spread.
         staged: with `REGISTERS`, for how many of the first steps what lies in `stages` is copied to shared memory while a row is reduced.
         stages: buffers that all rows meet along their columns, in the last phase alone.
         resident: blocks that a multiprocessor must have room for; 0 for what comes.
@@ -232,7 +232,7 @@ class Schedule:
 
     @property
     def iterations(self) -> int:
-        """With a ring, in how many steps a thread goes over its part of a row."""
+        """With a circular buffer, in how many steps a thread goes over its part of a row."""
         return -(-self.part // (self.unroll * (self.lanes if self.walk is Walk.INNER else self.groups)))
 
     @property

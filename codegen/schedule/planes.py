@@ -29,20 +29,20 @@ _HELD = 32  # registers of weights that all stay
 _OTHERS = 40  # registers besides results, a row and weights
 _UNROLLS = 1, 2, 3, 4, 6, 8  # rows of results of a thread
 _SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
-_TURN = 20  # instructions of a turn besides what is copied, read and reduced
+_TURN = 20  # instructions of an iteration besides what is copied, read and reduced
 _STORE = 12  # of a vector of results
 # These fit times of 179 schedules of 7 pools on an H200: of each pool the one that is taken takes 6 % longer than the fastest; one takes 24 %,
 # as it is the first of several with the same estimate.
 _COPY = 16  # instructions of a vector that a thread copies
 _MEMORY = 17  # bytes that a multiprocessor gets or stores in a cycle
 _ALONE = 6  # warps whose time is lost where few hide what others wait for
-_WAIT = 300  # cycles of a turn in which a warp waits for others and for what it reads
+_WAIT = 300  # cycles of an iteration in which a warp waits for others and for what it reads
 _LATENCY = 3  # cycles from one of its instructions to the next
-_START = 1000  # cycles from a block's start to its first turn, and behind its last
+_START = 1000  # cycles from a block's start to its first iteration, and behind its last
 
 
 def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
-    """The patches that take the least time by an estimate; None where windows share too little, or nothing fits."""
+    """The output tiles that take the least time by an estimate; None where windows share too little, or nothing fits."""
     windows = plane_windows(kernel, program)
     if not facts.copies or not windows or any(window.reuse < LEAST_REUSE for window in windows):
         return None
@@ -72,7 +72,7 @@ class _Work(Work):
 
 
 def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
-    """All patches that fit, each with the cycles that it takes."""
+    """All output tiles that fit, each with the cycles that it takes."""
     z, y, x = work.kernel.rows[-3:]
     images = work.kernel.row_count // (z.size * y.size * x.size)
     width = vector_of_results(work.kernel, work.program, x)
@@ -142,7 +142,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
 def _iteration(
     work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
 ) -> tuple[float, float]:
-    """The instructions of a thread in a turn without its copies, and the cycles in which a warp reads shared memory."""
+    """The instructions of a thread in an iteration without its copies, and the cycles in which a warp reads shared memory."""
     through, issued, read = work.planes, float(_TURN), 0.0
     tiles = iter(shapes)
     for way in ways:

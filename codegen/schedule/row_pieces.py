@@ -32,7 +32,7 @@ _LEAST_OF_PIECE = 8  # rows: what a piece leaves is as much as one of them has, 
 
 
 def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
-    """In how many pieces a kernel with sweeps should reduce over rows, of each sample where there are any; None where it had better not."""
+    """In how many pieces a kernel with reduction loops should reduce over rows, of each sample where there are any; None where it had better not."""
     shape = Shape(kernel, program, facts, aligned=True)
     col, partials = shape.col_axis, kernel.partials
     if partials is None or col is None or prefers_rows(shape) or any(isinstance(n, Window) for n in kernel.nodes):
@@ -50,7 +50,7 @@ def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | No
 
 
 def in_row_pieces(shape: Shape, partials: Partials) -> Schedule:
-    """The schedule of a kernel with sweeps that reduces over rows, in as many pieces as it has."""
+    """The schedule of a kernel with reduction loops that reduces over rows, in as many pieces as it has."""
     plan, over, pieces = _row(shape, partials), _over(shape.whole, partials), partials.pieces.size
     blocks = shape.rows // over * pieces
     return replace(plan, blocks=blocks, pieces=pieces, over=over, shared_bytes=_room(shape, partials, plan))

@@ -38,13 +38,13 @@ def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool)
 
 
 def rows_stay(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
-    """Whether rows of `kernel` stay in registers between other sweeps and the running one."""
+    """Whether rows of `kernel` stay in registers between other reduction loops and the running one."""
     shape = Shape(kernel, program, facts, aligned=True)
     return not prefers_rows(shape) and shape.cols <= _MOST_THREADS * _ELEMENTS
 
 
 def _along(shape: Shape) -> Schedule:
-    """Threads side by side along a row; where it has several sweeps, enough for all of it at once."""
+    """Threads side by side along a row; where it has several reduction loops, enough for all of it at once."""
     assert shape.col_axis is not None
     base = shape.vectors(shape.col_axis, _COVERED)
     base = replace(base, covers=base.start is not None)

@@ -1,4 +1,4 @@
-"""The tile that a schedule of patches has for what a window loads."""
+"""The tile that a schedule of output tiles has for what a window loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusepass.codegen.schedule.shape import ceil
 def tile_under(
     program: Program, window: TileWindow, below: Below, others: Sequence[Axis], plan: Schedule, lane: Axis
 ) -> TileShape | None:
-    """The tile of a load under the patches of `plan`, threads having a result for each `lane`; None where it serves no turn for rows.
+    """The tile of a load under the output tiles of `plan`, threads having a result for each `lane`; None where it serves no turn for rows.
 
     Whole images whose rows are copied as they lie come together, without what is not there, if a thread asks whether a row is there before it
     reads it, or rows are reduced in a turn of their own. `others`: the axes of results that count images.

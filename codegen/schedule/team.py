@@ -30,9 +30,9 @@ from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
 _HELD_WORDS = {1: 64, 2: 16}  # registers of a thread for values of the row, with so many blocks on a multiprocessor
-AT_ONCE = 2  # vectors that a thread takes in each step of a ring
-_TIMES_A_ROW = 1.75  # what a ring has at least of a block's part of a row: what is less waits for the team
-UNDER_WAY = 1  # places of a ring to which copies are under way: the states of a team wait behind these
+AT_ONCE = 2  # vectors that a thread takes in each step of a circular buffer
+_TIMES_A_ROW = 1.75  # what a circular buffer has at least of a block's part of a row: what is less waits for the team
+UNDER_WAY = 1  # places of a circular buffer to which copies are under way: the states of a team wait behind these
 NEARER = 2  # places further on, what is coming is brought to the L2 cache
 _LARGE_WEIGHTS = 0.25  # of the L2 cache: what all rows meet stays there only if it is told to
 _WAITING_WORDS = 64  # registers of a thread for what is the same for all rows
@@ -42,7 +42,7 @@ _MANY_COLUMNS = 16  # of which one number is as good as none for each: the first
 _LONG_RUN = 32  # cache lines, of which it does not matter that the first one is not full
 _UNEVEN = 1.03  # what it costs that threads have unequally many vectors: conditions, and reductions by fewer at once
 _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measured on an H200 with teams of 16 to 132
-_RING_WAIT = 1e-6  # the same of blocks with a ring
+_RING_WAIT = 1e-6  # the same of blocks with a circular buffer
 
 
 def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | tuple[int, int, int] | None:
@@ -77,7 +77,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
 
 
 def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int, int] | None:
-    """The team whose blocks keep a ring, each alone on a multiprocessor; None where they cannot, or gain nothing."""
+    """The team whose blocks keep a circular buffer, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
     base = _vectors(shape)
     places, blocks = _places(shape, base.width), min(shape.facts.multiprocessors, _LANES)
@@ -92,7 +92,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int
 
 
 def _team_with_weights(shape: Shape, base: Schedule, members: int, teams: int) -> tuple[int, int, int] | None:
-    """The team made of as many teams of a ring as have room for all weights of their columns, if one alone has not.
+    """The team made of as many teams of a circular buffer as have room for all weights of their columns, if one alone has not.
 
     It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long. Only of numbers
     that are converted: others leave time enough to load weights, and two teams wait less.
@@ -116,7 +116,7 @@ def _looking(together: int) -> int:
 
 
 def _ahead(places: int, iterations: int, together: int) -> int | None:
-    """How many places of a ring so large what is swept may be ahead of what is stored, where a row takes so many `turns`."""
+    """How many places of a circular buffer so large what is reduced may be ahead of what is stored, where a row takes so many `iterations`."""
     ahead = min((together + 1) * iterations - 1, places - 1 - UNDER_WAY)
     return ahead if ahead >= together * iterations else None
 
@@ -129,7 +129,7 @@ def _waiting(shape: Shape, base: Schedule) -> int:
 
 
 def may_buffer(shape: Shape, vectors: Schedule) -> bool:
-    """Whether a ring serves the kernel: `vectors` that are copied as they are, and one sweep of little arithmetic.
+    """Whether a circular buffer serves the kernel: `vectors` that are copied as they are, and one reduction loop of little arithmetic.
 
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
     anyway.
@@ -143,7 +143,7 @@ def may_buffer(shape: Shape, vectors: Schedule) -> bool:
 
 
 def _places(shape: Shape, width: int, together: int = 1) -> int:
-    """Of a ring in all of a multiprocessor's shared memory, where a team meets for so many rows at once."""
+    """Of a circular buffer in all of a multiprocessor's shared memory, where a team meets for so many rows at once."""
     return _room(shape.kernel, shape.facts, 1, together) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
 
 
@@ -173,7 +173,7 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int, wait: float
 
     def time(members: int) -> tuple[float, int]:
         teams = min(blocks // members, shape.rows)
-        idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last turn
+        idle = ceil(shape.rows, teams) * teams / shape.rows  # in the last iteration
         few = blocks / (members * teams)
         waiting = 1.0 + wait * shape.facts.bandwidth / (2 * row_bytes * teams)
         return idle * few * waiting * (1.0 if vectors % (members * _LANES) == 0 else _UNEVEN), members
@@ -203,7 +203,7 @@ def team(shape: Shape, team: Team) -> Schedule:
 
 
 def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
-    """The schedule with a ring, where a block has a multiprocessor to itself and room for more than its part of a row."""
+    """The schedule with a circular buffer, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
     circular_buffer, iterations = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
     ahead = _ahead(circular_buffer, iterations, team.together)

@@ -1,6 +1,6 @@
-"""Windows reduced in two turns: first what each row of the tiles comes to, along it, then these numbers down the rows.
+"""Windows reduced in two stages: first what each row of the tiles comes to, along it, then these numbers down the rows.
 
-A thread that reduces the rows that its own results need does what its neighbours do, too, where windows are large. In two turns each row
+A thread that reduces the rows that its own results need does what its neighbours do, too, where windows are large. In two iterations each row
 is read and reduced once: threads have strips of rows, lay down what these come to in shared memory, and meet; then each takes what its results need.
 """
 

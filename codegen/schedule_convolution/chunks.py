@@ -40,7 +40,7 @@ class ChunkSchedule(Launch):
         slices: for each phase, the number of products of two places each.
         origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
         rows: tiles of 16 output channels that a block works on at once.
-        turns: times that it does so for a tile of the input, each with channels of its own.
+        iterations: times that it does so for a tile of the input, each with channels of its own.
         teams: groups of four warps that take tiles of their own, so that one multiplies while another stores; or 1, for all warps.
         vector: neighbouring results that a thread stores at once.
         parts: halves that stand for a number; there are as many columns for an output channel.
@@ -120,7 +120,7 @@ class ChunkSchedule(Launch):
 
     @property
     def iteration_bytes(self) -> int:
-        """Of the weights that a turn takes."""
+        """Of the weights that an iteration takes."""
         return sum(self.slices) // self.phase_blocks * self.columns * STEP
 
     @property

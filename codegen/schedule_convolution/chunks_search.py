@@ -257,7 +257,7 @@ def _candidate(
         return None
     on = replace(
         on, state_floats=state_floats(kernel, rows * iterations)
-    )  # turns may take more channels than there are
+    )  # iterations may take more channels than there are
     if teams > 1:
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = ChunkSchedule(
@@ -286,7 +286,7 @@ def _candidate(
     resident = resident_blocks(facts, shared, most)
     if kernel.partials and tiles < teams:  # each has a piece
         return None
-    # A block for each turn, or in the room of the weights, hides more than turns save.
+    # A block for each iteration, or in the room of the weights, hides more than iterations save.
     if iterations > 1 and (tiles < resident * facts.multiprocessors or (resident < most and _is_few(kernel, program))):
         return None
     blocks = launched_blocks(facts, resident, channel_blocks, tiles // teams)

@@ -44,7 +44,7 @@ class RegisterStationarySchedule(Launch, abc.ABC):
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
         rows: tiles of 16 output channels that a warp works on at once.
-        turns: times that a block does so for a tile of the input, each with channels of its own.
+        iterations: times that a block does so for a tile of the input, each with channels of its own.
         parts: halves that stand for a number.
         channels: of the input.
         sizes: of the result, along its spatial axes.
@@ -92,7 +92,7 @@ class RegisterStationarySchedule(Launch, abc.ABC):
     @property
     @abc.abstractmethod
     def iteration_bytes(self) -> int:
-        """Of the weights that a turn takes."""
+        """Of the weights that an iteration takes."""
 
     @property
     def kept_bytes(self) -> int:
@@ -160,7 +160,7 @@ class PairsSchedule(RegisterStationarySchedule):
 
 
 def held_registers(plan: RegisterStationarySchedule) -> int:
-    """Registers of a thread for the weights of a turn."""
+    """Registers of a thread for the weights of an iteration."""
     return plan.rows * plan.steps * plan.parts * 4
 
 

@@ -112,7 +112,7 @@ def fills(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     plan, read = (schedule_product(each, program, facts) for each in (kernel, packed))
     if plan is None or read is None or not read.tiling.chained or plan.tiles[0] > 1:
         return False
-    # Both leave partial results, the one that reads behind an alarm.
+    # Both leave partial results, the one that reads behind an overflow flag.
     if plan.pieces != read.pieces or prod(size for *_, size in filling.image) >= _MAX_INT:
         return False
     last, _, _ = filling.image[-1]

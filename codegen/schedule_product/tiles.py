@@ -42,7 +42,7 @@ class Tiling:
         groups: whether four warps along the rows multiply together (wgmma), which takes columns from shared memory.
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
-        turns: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
+        iterations: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
         chained: whether a block's tiles follow each other, so that what two of them read comes once; `stages` are segments then.
         strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.

@@ -1,4 +1,4 @@
-"""Which arrangements of a program's kernels, beside the rules' one, are worth a try: by the cost model."""
+"""Which schedule overrides of a program's kernels, beside the rules' one, are worth a try: by the cost model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _APART = ScheduleOverrides(over_rows=False)
 
 @dataclass(frozen=True)
 class ScheduleCandidate:
-    """An arrangement that may be worth a try; `seconds` is what it takes by the cost model, less what the rules' one takes."""
+    """A set of schedule overrides that may be worth a try; `seconds` is what it takes by the cost model, less what the rules' one takes."""
 
     overrides: ScheduleOverrides
     seconds: float

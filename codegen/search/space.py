@@ -69,7 +69,7 @@ class CandidateSpec:
     Attributes:
         anchor_format: how the library's convolution reads and writes.
         anchor: who computes the convolution or matrix product.
-        arrangement: how the other kernels are laid out.
+        overrides: how the other kernels are laid out.
     """
 
     anchor_format: AnchorFormat
@@ -86,14 +86,14 @@ class CandidateSpec:
 
 
 def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[CandidateSpec, ...]:
-    """The variants that are worth a try for a region, the one to choose without a measurement first.
+    """The candidates that are worth a try for a region, the one to choose without a measurement first.
 
     `effort` is `Config.tune`: ``"off"`` tries nothing, ``"max"`` everything. ``"fast"`` tries the anchor in both
     implementations, and the other memory format where the rule for it (`anchor_formats`) is least sure: on CUDA,
     where tensor cores may compute a convolution in either. A depthwise one of what lies channels last is also tried on a
     copy that lies channel by channel. One that is a matrix product of its tensors is also tried as that, as they lie. One to
     few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded
-    to TF32, is also tried as a product of halves, in one way or several. Two variants may turn out to be the same program.
+    to TF32, is also tried as a product of halves, in one way or several. Two candidates may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
@@ -117,7 +117,7 @@ def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tupl
 
 
 def is_precise(spec: CandidateSpec, graph: fx.GraphModule, facts: DeviceFacts) -> bool:
-    """Whether a variant but the first one has the precision of the region's own operators.
+    """Whether a candidate but the first one has the precision of the region's own operators.
 
     Float32 convolutions on tensor cores round to TF32 channels last, wherever that is allowed; see `anchor_formats`.
     """
@@ -141,7 +141,7 @@ def _is_anchor(node: fx.Node) -> bool:
 
 
 def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> AnchorFormat:
-    """The format in which other regions should leave the input of a region's convolution: that of its first variant.
+    """The format in which other regions should leave the input of a region's convolution: that of its first candidate.
 
     Where products of float32 tensors as they lie, or of scaled halves, are tried on Hopper, these are as a rule the fastest. They
     take tensors along positions, so nothing is handed over. Products of halves take them channels last without packing.

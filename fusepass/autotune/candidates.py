@@ -46,7 +46,7 @@ _SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY, A
 
 
 def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:
-    """Lower, run the passes and render each variant that is worth a try; `forms` has the libraries for other sizes.
+    """Lower, run the passes and render each candidate that is worth a try; `forms` has the libraries for other sizes.
 
     A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
     soon as they are there.
@@ -73,7 +73,7 @@ def told(bug: Exception) -> str:
 def _generate_space(work: Work, forms: Forms, begin: Begin) -> None:
     """The candidates: the first one, and those that are to be compared with it or that were found to be better.
 
-    Sizes that come later have the variant that was chosen for the first ones as their only candidate.
+    Sizes that come later have the candidate that was chosen for the first ones as their only candidate.
     """
     facts = device_facts(work.device)
     earlier = _earlier(work, facts, forms)
@@ -102,7 +102,7 @@ def _generate_space(work: Work, forms: Forms, begin: Begin) -> None:
 
 
 def _other_schedules(work: Work, names: Sequence[str]) -> list[CandidateSpec]:
-    """The variants of the first candidate's that differ in schedules alone, if any of `names` may be one of them."""
+    """The specs of the first candidate that differ in schedules alone, if any of `names` may be one of them."""
     assert work.candidate is not None
     first, facts = work.candidate, work.candidate.generated.facts
     if {*names} <= {spec.name for spec in search_space(work.graph, facts, "max")}:
@@ -127,7 +127,7 @@ def _copies_in_order(program: Program) -> bool:
 
 
 def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> CandidateSpec | None:
-    """The variant that was chosen for other sizes, if it is as precise for these."""
+    """The candidate that was chosen for other sizes, if it is as precise for these."""
     name = chosen_earlier(work, forms)
     if name is None:
         return None
@@ -227,7 +227,7 @@ def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
 
 
 def candidate_of(work: Work, spec: CandidateSpec, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
-    """The program of `variant`; `share` may give what is generated a library that serves other sizes, too."""
+    """The program of `spec`; `share` may give what is generated a library that serves other sizes, too."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)

@@ -64,7 +64,7 @@ def _texts(candidate: Candidate) -> list[str]:
 
 
 def with_overrides(work: Work, schedule_candidates: ScheduleCandidate) -> Candidate:
-    """The first candidate of `work` with another arrangement; where that changes no program, without the passes."""
+    """The first candidate of `work` with other schedule overrides; where that changes no program, without the passes."""
     first, overrides = work.candidates[0], schedule_candidates.overrides
     spec = replace(first.spec, overrides=overrides)
     if overrides.rank:

@@ -107,7 +107,7 @@ def reuse(work: Work, forms: Forms) -> None:
 
 
 def chosen_earlier(work: Work, forms: Forms) -> str | None:
-    """The name of the variant that was chosen for the same region at other sizes."""
+    """The name of the candidate that was chosen for the same region at other sizes."""
     return forms.chosen.get(_kind_of_region(work))
 
 

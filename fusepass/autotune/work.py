@@ -24,7 +24,7 @@ class Candidate:
     """One program that a region may become, on its way to a library.
 
     Attributes:
-        variant: what sets it apart from the others.
+        spec: what sets it apart from the others.
         generated: program and source.
         conversions: by the name of the library call's result, what changes a layout for the library.
         library: the built library; None where there is none.
@@ -59,7 +59,7 @@ class Work:
         exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
         updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.compile.writes.updates_of`.
         like: the earlier region of its graph that differs in nothing but names, if there is one.
-        offered: names of the variants that it may be tried in, the one to choose unmeasured first.
+        offered: names of the candidates that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
         candidate: the one in use, or to be used unless another one is chosen.

@@ -16,7 +16,7 @@ class Choice:
     """The candidate that was chosen for a region.
 
     Attributes:
-        chosen: its name, `EAGER`, `GENERATED` or that of another variant.
+        chosen: its name, `EAGER`, `GENERATED` or that of another candidate.
         seconds: seconds of one run of each candidate, the lower quartile of its rounds, by name; empty where nothing was measured.
         speedup: speed of the best generated candidate as a multiple of eager's, the median of the rounds' ratios; 0 where nothing was
             measured.

@@ -501,7 +501,7 @@ FEW_RESULTS: dict[str, Case] = {
         "transposed to 1, 3d": Case((2, 8, 3, 4, 9), 1, (2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1), True),
     }.items()
 }
-"""Convolutions to few channels that are plain arithmetic, as patches."""
+"""Convolutions to few channels that are plain arithmetic, as output tiles."""
 
 SAMPLES: dict[str, Callable[[], Program]] = {
     **{

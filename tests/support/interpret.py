@@ -178,7 +178,7 @@ class _Run:
             self.memory[self.kernel.overflow_flag.buffer][0] = 1
 
     def _leave_of_rows(self, partials: Partials) -> None:
-        """The same of a kernel with sweeps, whose last rows are positions."""
+        """The same of a kernel with reduction loops, whose last rows are positions."""
         kernel = self.kernel
         samples, over = kernel.rows[: -partials.over], kernel.rows[-partials.over :]
         sizes = [[axis.size for axis in axes] for axes in (samples, over, kernel.cols)]

@@ -68,7 +68,7 @@ def moved(function: Callable[..., Any], *inputs: Given) -> Moved:
     """What `function` moves on an H200: captured, simplified and partitioned as a model is, with the kernels that are tried first.
 
     A kernel counts by `fusepass.codegen.generate.traffic`: each buffer once, of one that it reads in part no more than that; one
-    from which it gathers as a whole. Rows that it reads again, as they do not stay on the chip between two sweeps, count once. An
+    from which it gathers as a whole. Rows that it reads again, as they do not stay on the chip between two reduction loops, count once. An
     operator that is left to PyTorch moves its inputs and its results once.
 
     Args:

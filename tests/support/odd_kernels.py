@@ -45,7 +45,7 @@ def grid_sum(shape: tuple[int, ...], cols: tuple[int, ...]) -> Program:
 
 
 def split(program: Program) -> Program:
-    """`program` with its statistics in two sweeps each, as the passes leave rows that stay in the cache."""
+    """`program` with its statistics in two reduction loops each, as the passes leave rows that stay in the cache."""
     return replace(program, kernels=tuple(split_statistics(kernel, Builder()) for kernel in program.kernels))
 
 

@@ -109,7 +109,7 @@ def operators() -> tuple[Any, ...]:
 
 
 def title(info: Any) -> str:
-    """The name of an operator in the database, with its variant."""
+    """The name of an operator in the database, with its candidate."""
     variant = f" ({info.variant_test_name})" if info.variant_test_name else ""
     return f"{info.name}{variant}"
 

@@ -1,4 +1,4 @@
-"""Sweeps of which a usual run takes a part: the rest is marked slow."""
+"""Reduction loops of which a usual run takes a part: the rest is marked slow."""
 
 from __future__ import annotations
 

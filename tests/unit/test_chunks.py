@@ -269,7 +269,7 @@ def test_rows_along_the_last_axis(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "shapes"),
     [
-        (_softmax, [(2, 24, 7, 30), (20, 24, 3, 3)]),  # two sweeps
+        (_softmax, [(2, 24, 7, 30), (20, 24, 3, 3)]),  # two reduction loops
         (_largest, [(2, 24, 7, 70), (20, 24, 3, 3)]),  # rows of three warps
         (_largest, [(2, 24, 7, 12), (20, 24, 3, 3)]),  # half of a warp would be idle
         (_normalised, [(2, 24, 3, 19), (24, 20, 3, 4), (20,), (38,)]),  # no vectors

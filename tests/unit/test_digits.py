@@ -62,7 +62,7 @@ def test_few_digits(name: str, dtype: torch.dtype) -> None:
 
 
 def test_online_softmax_has_few_digits() -> None:
-    """Rows that do not stay on the chip are swept once; the state computes exponentials."""
+    """Rows that do not stay on the chip are reduced once; the state computes exponentials."""
     x = torch.empty(2, 1 << 20, dtype=torch.float16, device="meta")
     for result, digits in ((torch.float16, ", true"), (torch.float32, "")):
         made = region(lambda x, to=result: x.softmax(1, dtype=torch.float32).to(to), x)

@@ -166,7 +166,7 @@ def test_values_that_are_reduced() -> None:
 
 
 def test_kernels_in_their_order() -> None:
-    """What an alarm repeats comes behind all that may raise it, the packed input among it."""
+    """What an overflow flag repeats comes behind all that may raise it, the packed input among it."""
     program = filled(CASES["2d"])
     (first, made), (again, read) = products(program)
     assert made.fills

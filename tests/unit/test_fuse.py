@@ -22,7 +22,7 @@ class Case:
     """A model, its input, and what is left of it.
 
     Attributes:
-        kernels: the number of reductions in each sweep of each kernel; () for a pointwise kernel.
+        kernels: the number of reductions in each reduction loop of each kernel; () for a pointwise kernel.
         temporaries: how many buffers are written by one kernel for another.
     """
 

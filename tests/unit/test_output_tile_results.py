@@ -1,4 +1,4 @@
-"""Results of a patch that leave through shared memory, as they lie in memory: where rows of results begin anywhere. Threads with whole rows."""
+"""Results of an output tile that leave through shared memory, as they lie in memory: where rows of results begin anywhere. Threads with whole rows."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_images_of_a_sample_lie_together() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.thinned(6)
 def test_results_do_not_depend_on_which_block_ends_last(size: tuple[int, int], window: int, dtype: torch.dtype) -> None:
-    """Where patches overlap, a sum of the same points is added up in another order in each of them: one block stores it."""
+    """Where output tiles overlap, a sum of the same points is added up in another order in each of them: one block stores it."""
     made = region(lambda x: F.avg_pool2d(x, window, 1, window // 2) * 0.7, torch.randn(1, 3, *size).to(dtype))
     program = made.passed(pass_options(SMALL))
     source = render(program, SMALL)

@@ -1,4 +1,4 @@
-"""Patches whose rows are reduced in a turn of their own, and threads that stand below each other."""
+"""Output tiles whose rows are reduced in a turn of their own, and threads that stand below each other."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_values(name: str) -> None:
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.thinned(3)
 def test_output_tiles(name: str) -> None:
-    """Rows of the result are channels, or, where these are neighbours in memory, the patches of all samples."""
+    """Rows of the result are channels, or, where these are neighbours in memory, the output tiles of all samples."""
     case = PATCHES[name]
     program = generated(case)
     (kernel,) = program.kernels

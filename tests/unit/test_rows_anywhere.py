@@ -131,7 +131,7 @@ def test_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dt
 @needs_compiler
 @pytest.mark.parametrize("columns", [52_000, 52_003])
 def test_rows_that_are_reduced_only_are_copied_ahead(columns: int) -> None:
-    """The last phase that needs a row's places is a sweep."""
+    """The last phase that needs a row's places is a reduction loop."""
     program = _check(lambda x: (x - x.amax(-1, keepdim=True)).exp2().mean(-1), (5, columns), torch.float32)
     plan = schedule(program.kernels[0], program, SMALL)
     assert (plan.keep, plan.fetches, plan.blocks) == (Keep.SHARED, True, 2)

@@ -195,7 +195,7 @@ BEHIND: dict[str, Case] = {
     "exponentials": (lambda x: (x - x.amax(1, keepdim=True)).logcumsumexp(1), (9, 1000), F32),
     "doubles": (lambda x: x.softmax(1).cumsum(1), (4, 530), F64),
 }
-"""Functions whose scans need what other sweeps have found."""
+"""Functions whose scans need what other reduction loops have found."""
 
 
 @pytest.mark.parametrize("name", BEHIND)

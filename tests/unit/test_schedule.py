@@ -525,7 +525,7 @@ def test_rows_and_columns(
             (64, 112, 112, 128),
             4,
             1,
-        ),  # no patch: windows share nothing
+        ),  # no output tile: windows share nothing
     ],
 )
 def test_elements(function: Callable[..., Tensor], shape: tuple[int, ...], width: int, unroll: int) -> None:

@@ -301,7 +301,7 @@ def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
     ],
 )
 def test_stores_that_cross_windows_stand_alone(results: Callable[[Tensor], Any], writes: list[int]) -> None:
-    """Patches of an image hold neighbours along its rows."""
+    """Output tiles of an image hold neighbours along its rows."""
     made = region(lambda x: results(F.max_pool2d(x, 3, 1, 1)), torch.randn(2, 20, 6, 7, dtype=F64))
     program = made.passed(replace(TILES, separate_from=1))
     assert [len(kernel.writes) for kernel in program.kernels] == writes

@@ -1,4 +1,4 @@
-"""Pooling by patches whose rows begin anywhere: tiles of rows that lie together, rows of points that all results share."""
+"""Pooling by output tiles whose rows begin anywhere: tiles of rows that lie together, rows of points that all results share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_values(name: str) -> None:
 
 
 def _without_iterations(program: Program) -> Source:
-    """`program`, with patches in which each thread reduces the rows that it needs."""
+    """`program`, with output tiles in which each thread reduces the rows that it needs."""
     ways = ranking(program.kernels[-1], program, SMALL)
     rank = next(number for number, each in enumerate(ways) if each.plan.image and not each.plan.along)
     return render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))

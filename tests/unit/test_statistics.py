@@ -84,7 +84,7 @@ def test_online(name: str) -> None:
 
 
 def test_short_rows_keep_two_sweeps() -> None:
-    """They stay on chip, where a second sweep is cheaper than rescaling."""
+    """They stay on chip, where a second reduction loop is cheaper than rescaling."""
     made = region(lambda x: x.softmax(1), torch.randn(4, 8))
     assert _reduction_loop(made.passed(LONG)) == [[ReduceOp.MAX], [ReduceOp.SUM]]
 

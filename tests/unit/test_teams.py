@@ -41,7 +41,7 @@ LITTLE = replace(H200, l2_bytes=4096, shared_bytes_per_block=24 << 10, multiproc
 """A block, one of two on a multiprocessor, keeps some 2500 floats."""
 MUCH = replace(LITTLE, shared_bytes_per_block=96 << 10)
 RING = replace(LITTLE, shared_bytes_per_block=100 << 10, multiprocessors=8)
-"""A block has a multiprocessor to itself, and keeps a ring of 6 places of 1024 vectors."""
+"""A block has a multiprocessor to itself, and keeps a circular buffer of 6 places of 1024 vectors."""
 
 
 def size(program: Program, facts: DeviceFacts = H200) -> tuple[int, ...] | None:
@@ -170,7 +170,7 @@ CIRCULAR_BUFFERS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int
 @pytest.mark.parametrize("name", thinned(CIRCULAR_BUFFERS, 2))
 @pytest.mark.thinned(5)
 def test_a_ring(name: str) -> None:
-    """What blocks sweep is ahead of what they store, by a row or more; results are as near as the numeric policy wants them."""
+    """What blocks reduction loop is ahead of what they store, by a row or more; results are as near as the numeric policy wants them."""
     function, shape, weights, (members, teams), plan = CIRCULAR_BUFFERS[name]
     random = torch.Generator().manual_seed(3)
     dtype = torch.float16 if "halves" in name else torch.float32
@@ -226,7 +226,7 @@ def test_meetings_for_several_rows(name: str) -> None:
     ("function", "shape", "dtype"),
     [
         (lambda x: F.layer_norm(x, x.shape[1:]), (5, 52_004), torch.float32),
-        (lambda x: x - x.amax(1, keepdim=True), (3, 52_001), torch.float32),  # one sweep; rows begin anywhere
+        (lambda x: x - x.amax(1, keepdim=True), (3, 52_001), torch.float32),  # one reduction loop; rows begin anywhere
         (lambda x: F.normalize(x, dim=1), (4, 104_000), torch.float16),
     ],
 )
@@ -311,7 +311,10 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
     ("program", "expected"),
     [
         (k.softmax_rows(4096, 393_216), (16, 16)),  # 14 blocks keep it; with 16 all threads have equally many vectors
-        (k.layer_norm(16, 64 * 256 * 256, weighted=False), (132, 1)),  # 16.8 MB, of which a ring has 1.75 times as much
+        (
+            k.layer_norm(16, 64 * 256 * 256, weighted=False),
+            (132, 1),
+        ),  # 16.8 MB, of which a circular buffer has 1.75 times as much
         (k.layer_norm(16, 64 * 256 * 256), (132, 1)),  # half of the weights wait in registers
         (k.layer_norm(32, 64 * 256 * 256, k.F16), (132, 1, 2)),  # teams of 66 have room for half of the weights
         (k.layer_norm(32, 64 * 256 * 256, k.F16, weighted=False), (66, 2)),
@@ -319,8 +322,8 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
         (k.layer_norm(32, 2 << 20), (66, 2)),  # nothing is converted
         (k.layer_norm(224, 2 << 20, weighted=False), (66, 2)),
         (k.layer_norm(2048, 65_536, weighted=False), (2, 66)),
-        (k.softmax_rows(16, 64 * 256 * 256), (132, 2)),  # two teams keep nine tenths; a ring would not help
-        (k.layer_norm(16, 6 << 20), None),  # no ring, and all rows read weights twice as large as they are
+        (k.softmax_rows(16, 64 * 256 * 256), (132, 2)),  # two teams keep nine tenths; a circular buffer would not help
+        (k.layer_norm(16, 6 << 20), None),  # no circular buffer, and all rows read weights twice as large as they are
         (k.layer_norm(4, 16 << 20, weighted=False), (132, 1)),  # 67 MB, of which the device keeps less than all
         (k.layer_norm(2, 1 << 28, weighted=False), None),  # and here next to nothing
         (k.layer_norm(2048, 49_152), None),  # a block keeps a row
