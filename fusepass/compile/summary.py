@@ -16,6 +16,7 @@ from fusepass.patterns.partition import Partition
 from fusepass.patterns.simplify import Application
 from fusepass.report.report import (
     CaptureRoute,
+    GraphNode,
     KernelRecord,
     OpRecord,
     RefusalReport,
@@ -24,6 +25,7 @@ from fusepass.report.report import (
     Report,
     RewriteReport,
     SourceFile,
+    TensorRecord,
 )
 
 
@@ -62,7 +64,34 @@ def summary(
         ops_fused=len(written)
         + sum(not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes),
         seconds=tuple(seconds.items()),
+        graphs=(_nodes(graph, works),),
     )
+
+
+def _nodes(graph: fx.GraphModule, works: Sequence[Work]) -> tuple[GraphNode, ...]:
+    """The graph as values; of operators with several results, what takes one out is looked through."""
+    regions = {
+        node: work.region.name for work in works if work.state is RegionState.FUSED for node in work.region.nodes
+    }
+    kinds = {"placeholder": "input", "get_attr": "input", "call_function": "operator", "output": "output"}
+    return tuple(
+        GraphNode(
+            node.name,
+            kinds[node.op],
+            _packet(node) if node.op == "call_function" else "",
+            regions.get(node, ""),
+            tuple(_tensor(each) for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)),
+        )
+        for node in graph.graph.nodes
+        if node.op in kinds and not (node.op == "call_function" and _is_getitem(node))
+    )
+
+
+def _tensor(node: fx.Node) -> TensorRecord:
+    source, value = node, node.meta["val"]
+    while source.op == "call_function" and _is_getitem(source):
+        (source,) = source.all_input_nodes[:1]
+    return TensorRecord(source.name, _type(node), value.numel() * value.itemsize)
 
 
 def _is_getitem(node: fx.Node) -> bool:

@@ -61,6 +61,40 @@ class KernelRecord:
 
 
 @dataclass(frozen=True)
+class TensorRecord:
+    """A tensor that an operator reads.
+
+    Attributes:
+        source: the name of what makes it, an operator or an input.
+        type: such as ``"float32[2, 64, 8, 8]"``.
+        bytes: of its elements.
+    """
+
+    source: str
+    type: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """An operator, an input or the results of a captured graph.
+
+    Attributes:
+        name: as in the captured graph.
+        kind: ``"input"``, ``"operator"`` or ``"output"``.
+        target: the ATen operator; empty for the others.
+        region: the name of the region that runs it as generated kernels; empty where none does.
+        reads: the tensors that it reads.
+    """
+
+    name: str
+    kind: str
+    target: str = ""
+    region: str = ""
+    reads: tuple[TensorRecord, ...] = ()
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """A generated source.
 
@@ -178,6 +212,7 @@ class ModelRecord:
         ops_total: operators in the captured graphs.
         ops_fused: how many of them run inside regions.
         seconds: seconds for each stage, by its name, in the order in which they ran.
+        graphs: the captured graphs after the rules, in topological order.
         cuda_graphs: what became of ``Config.cuda_graphs``, in words, for each specialisation; empty where it is off.
     """
 
@@ -193,6 +228,7 @@ class ModelRecord:
     ops_fused: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
     cuda_graphs: tuple[str, ...] = ()
+    graphs: tuple[tuple[GraphNode, ...], ...] = ()
 
     @property
     def fused_share(self) -> float:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusepass.report.choice import Choice
+from fusepass.report.graph import to_networkx
 from fusepass.report.records import (
     CaptureRoute,
+    GraphNode,
     KernelRecord,
     ModelRecord,
     OpRecord,
@@ -19,15 +21,20 @@ from fusepass.report.records import (
     RegionState,
     RewriteReport,
     SourceFile,
+    TensorRecord,
 )
 from fusepass.report.table import terminal_width
 from fusepass.report.text import region_text, report_text
 from fusepass.runtime.fallbacks import FallbackCounter, FallbackReport
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 __all__ = [
     "CaptureRoute",
     "FallbackCounter",
     "FallbackReport",
+    "GraphNode",
     "KernelRecord",
     "OpRecord",
     "RefusalReport",
@@ -36,6 +43,7 @@ __all__ = [
     "Report",
     "RewriteReport",
     "SourceFile",
+    "TensorRecord",
 ]
 
 FORMAT = 2
@@ -64,6 +72,14 @@ class Report(ModelRecord):
 
     def __str__(self) -> str:
         return report_text(self, terminal_width())
+
+    def to_networkx(self, *, fused: bool = True) -> nx.MultiDiGraph[str]:
+        """What runs, as a networkx graph: regions and operators, and tensors with their bytes between them.
+
+        Args:
+            fused: False for the graph before, in which each operator is a node. `fusepass.report.graph.to_networkx` lists the attributes.
+        """
+        return to_networkx(self.graphs, fused=fused)
 
     def to_json(self) -> str:
         """Everything as JSON; the keys are described in docs/report.md and are stable within one `FORMAT`."""
@@ -113,6 +129,7 @@ class Report(ModelRecord):
             ops_fused=sum(r.ops_fused for r in reports),
             seconds=_sums(entry for r in reports for entry in r.seconds),
             cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
+            graphs=tuple(graph for r in reports for graph in r.graphs),
         )
 
 
@@ -138,6 +155,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "rewrites": tuple(RewriteReport(**entry) for entry in data["rewrites"]),
         "seconds": tuple(data["seconds"].items()),
         "cuda_graphs": tuple(data.get("cuda_graphs", ())),
+        "graphs": tuple(tuple(map(_node, graph)) for graph in data.get("graphs", ())),
     }
 
 
@@ -151,6 +169,10 @@ def _region(data: dict[str, Any]) -> RegionReport:
         "written": tuple(data.get("written", ())),
     }
     return RegionReport(**data | decoded)
+
+
+def _node(data: dict[str, Any]) -> GraphNode:
+    return GraphNode(**data | {"reads": tuple(TensorRecord(**entry) for entry in data["reads"])})
 
 
 def _source(data: dict[str, Any]) -> SourceFile:

@@ -8,8 +8,12 @@ import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import networkx as nx
 import pytest
+import torch
+from torch import nn
 
+import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.report.choice import Choice
 from fusepass.report.report import (
@@ -117,7 +121,7 @@ def test_json_keys_and_values() -> None:
     data = json.loads(REPORT.to_json())
     assert list(data) == [
         "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rewrites",
-        "ops_total", "ops_fused", "seconds", "cuda_graphs",
+        "ops_total", "ops_fused", "seconds", "cuda_graphs", "graphs",
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
@@ -258,6 +262,31 @@ def test_merge_adds_up() -> None:
         seconds=(("capture", 0.75), ("build", 1.5), ("partition", 0.125)),
     )
     assert Report.merge([REPORT]) == REPORT
+
+
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, places = (x.exp() * 2 + x).sort(-1)
+        return values.tanh() * places.to(x.dtype)
+
+
+def test_the_graph_before_and_after_goes_to_networkx() -> None:
+    with torch.no_grad():
+        report = fusepass.optimize(Sorted(), torch.randn(4, 8), tune="off").report()
+    before, after = report.to_networkx(fused=False), report.to_networkx()
+    assert nx.is_directed_acyclic_graph(before)
+    assert nx.is_directed_acyclic_graph(after)
+    targets = [data["target"] for _, data in before.nodes(data=True) if data["kind"] == "operator"]
+    assert sorted(targets)[:2] == ["aten._to_copy", "aten.add"]
+    assert len(targets) == report.ops_total
+    fused = [data["ops"] for _, data in after.nodes(data=True) if data["kind"] == "region"]
+    assert sum(map(len, fused)) == report.ops_fused
+    (sort,) = (name for name, data in after.nodes(data=True) if data["target"] == "aten.sort")
+    assert [edge["type"] for *_, edge in after.in_edges(sort, data=True)] == ["float32[4, 8]"]
+    assert sorted(edge["bytes"] for *_, edge in after.out_edges(sort, data=True)) == [4 * 8 * 4, 4 * 8 * 8]
+    assert Report.from_json(report.to_json()).graphs == report.graphs
+    twice = Report.merge([report, report]).to_networkx()
+    assert (len(twice), twice.size()) == (2 * len(after), 2 * after.size())
 
 
 def test_merge_of_nothing_is_an_error() -> None:
