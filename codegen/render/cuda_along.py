@@ -7,7 +7,6 @@ handed to the threads that store its elements, several neighbours at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import ROWS
@@ -15,14 +14,12 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult, largest, walk
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
+from fusepass.codegen.render.cuda_positions import PositionWriter
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from fusepass.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
 
 _SHARE = "fp::Share<1>"
 
@@ -30,7 +27,7 @@ _SHARE = "fp::Share<1>"
 class Along:
     """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``$room``."""
 
-    def __init__(self, writer: ConvolutionWriter, group: str, covered: int) -> None:
+    def __init__(self, writer: PositionWriter, group: str, covered: int) -> None:
         """The first 8 of a warp's positions are the `group`-th ones of the tile; blocks work on `covered` channels.
 
         Raises:

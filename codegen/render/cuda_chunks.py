@@ -11,11 +11,12 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_chunk_products import ProductsWriter
-from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
 from fusepass.codegen.render.cuda_own import Held, OwnValues
 from fusepass.codegen.render.cuda_pairs import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,

@@ -14,11 +14,12 @@ from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_coming import Coming, Waiting
+from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_frame import Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import State, asked, declare_state, found, left, name_results
-from fusepass.codegen.render.cuda_tile import Tile, arrange
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
@@ -28,7 +29,7 @@ def ring_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`; see `kernel_body`."""
-    return CircularBufferWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+    return CircularBufferWriter(framed(kernel, program, schedule, pointers, names)).write()
 
 
 class CircularBufferWriter(KernelWriter):

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from fusepass.codegen.ir.transpose import near_step
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda_frame import Frame, Turned
 from fusepass.codegen.render.cuda_place import output_tile_place
-from fusepass.codegen.render.cuda_tile import Tile
+from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.numbers import free
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.render.spelling import Identifiers
+from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.errors import RenderError
 
-if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_frame import Frame
-    from fusepass.codegen.render.printer import Scope
 
-
-@dataclass(frozen=True)
-class Turned:
-    """C names of a thread's number, and of what it has in the column at hand: a place in the tile, a row, and whether there is that row."""
-
-    lane: str
-    place: str
-    row: str
-    live: str
+def framed(kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers) -> Frame:
+    """The frame of a kernel, which knows what its threads work on."""
+    frame = Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)
+    frame.tile = Coordinates(frame).tile()
+    return frame
 
 
 class Coordinates:
@@ -320,21 +314,3 @@ class Coordinates:
         if once:
             self.frame.define_position(self.top, tile, start)
         return tile
-
-
-def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
-    """Define, for the column at hand in `scope`, the row of a thread: see `Schedule.turned`. Any turn gives each row to one thread; this one
-    lets warps begin at sectors, unless what lies together in memory ends in the tile."""
-    row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
-    assert row is not None
-    stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
-    begin, first = scope.child(), frame.first_along.removesuffix(" + ")
-    begin.define_axis(row, first)
-    past = f"fp::mod({begin.index(stored)}, {plan.overlap})"
-    scope.lines += [
-        *begin.lines,
-        f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",
-        f"const {frame.index_type} {turned.row} = fp::least({first} + {turned.place}, {free(count - 1)});",
-        f"const bool {turned.live} = {first} + {turned.place} < {free(count)};",
-    ]
-    scope.define_axis(row, turned.row)

@@ -19,7 +19,7 @@ from fusepass.codegen.schedule.deep import STAGES, exchanged_bytes, keeps_weight
 from fusepass.errors import RenderError
 
 
-class DeepPatches:
+class DeepTiles:
     """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
 
     def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:

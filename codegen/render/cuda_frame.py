@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import Program, Role
+from fusepass.codegen.ir.program import Program, Role, Store
+from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
-from fusepass.codegen.render.cuda_coordinates import Coordinates, Turned, define_turned_row
 from fusepass.codegen.render.cuda_place import OutputTilePlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
@@ -26,11 +27,53 @@ from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS
 
-if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_output_tile_partials import OutputTilePartials
-    from fusepass.codegen.render.cuda_output_tile_results import OutputTileResults
-
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
+
+
+@dataclass(frozen=True)
+class Turned:
+    """C names of a thread's number, and of what it has in the column at hand: a place in the tile, a row, and whether there is that row."""
+
+    lane: str
+    place: str
+    row: str
+    live: str
+
+
+@dataclass(frozen=True)
+class Around:
+    """Lines around the loop over the lanes of a vector, and around that over steps."""
+
+    before_lanes: list[str]
+    after_lanes: list[str]
+    before_steps: list[str]
+    after_steps: list[str]
+
+
+class TileResults(Protocol):
+    """Results of an output tile that leave through shared memory."""
+
+    def begin(self) -> None:
+        """Define where they lie."""
+
+    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
+        """Lay one down."""
+
+    def leave(self) -> Iterator[str]:
+        """Lines that store all of them."""
+
+
+class TilePartials(Protocol):
+    """What an output tile is reduced to over positions."""
+
+    def begin(self) -> None:
+        """Define the states."""
+
+    def collect(self, lanes: Scope) -> None:
+        """Add a thread's results."""
+
+    def leave(self) -> Iterator[str]:
+        """Lines that merge and store."""
 
 
 class Frame:
@@ -77,8 +120,8 @@ class Frame:
         self.output_tile: OutputTilePlace | None = None
         # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
-        self.results: OutputTileResults | None = None  # of an output tile, where they leave through shared memory
-        self.found: OutputTilePartials | None = None  # of an output tile that is reduced over positions
+        self.results: TileResults | None = None  # of an output tile, where they leave through shared memory
+        self.found: TilePartials | None = None  # of an output tile that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -89,7 +132,7 @@ class Frame:
             str, str
         ] = {}  # buffers of which the first steps' vectors wait in shared memory, with their C names there
         self.again = False  # whether what is loaded now will be loaded again soon
-        self.tile = Coordinates(self).tile()
+        self.tile: Tile  # what a thread works on
 
     @property
     def vector_rows(self) -> bool:
@@ -301,3 +344,21 @@ def without_unused(lines: Sequence[str]) -> list[str]:
     counts = Counter(word for line in lines for word in re.findall(r"\w+", line.split("//")[0]))
     kept = [line for line in lines if not ((found := _CONSTANT.match(line)) and counts[found[1]] == 1)]
     return kept if len(kept) == len(lines) else without_unused(kept)
+
+
+def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
+    """Define, for the column at hand in `scope`, the row of a thread: see `Schedule.turned`. Any turn gives each row to one thread; this one
+    lets warps begin at sectors, unless what lies together in memory ends in the tile."""
+    row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
+    assert row is not None
+    stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
+    begin, first = scope.child(), frame.first_along.removesuffix(" + ")
+    begin.define_axis(row, first)
+    past = f"fp::mod({begin.index(stored)}, {plan.overlap})"
+    scope.lines += [
+        *begin.lines,
+        f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",
+        f"const {frame.index_type} {turned.row} = fp::least({first} + {turned.place}, {free(count - 1)});",
+        f"const bool {turned.live} = {first} + {turned.place} < {free(count)};",
+    ]
+    scope.define_axis(row, turned.row)

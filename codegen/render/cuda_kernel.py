@@ -16,19 +16,19 @@ from fusepass.codegen.ir.output_tiles import deep_windows
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
-from fusepass.codegen.render.cuda_deep import DeepPatches
+from fusepass.codegen.render.cuda_coordinates import framed
+from fusepass.codegen.render.cuda_deep import DeepTiles
 from fusepass.codegen.render.cuda_ends import Ends
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Around, Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_line_windows import LineWindows
 from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
-from fusepass.codegen.render.cuda_output_tile import OutputTilees
+from fusepass.codegen.render.cuda_output_tile import OutputTiles
 from fusepass.codegen.render.cuda_over_rows import OverRows
-from fusepass.codegen.render.cuda_planes import PlanePatches
+from fusepass.codegen.render.cuda_planes import PlaneTiles
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_staged import Staged
 from fusepass.codegen.render.cuda_states import (
-    Around,
     State,
     declare_state,
     is_costly,
@@ -37,7 +37,7 @@ from fusepass.codegen.render.cuda_states import (
     push,
 )
 from fusepass.codegen.render.cuda_stores import write_store
-from fusepass.codegen.render.cuda_tile import Tile, arrange
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.cuda_transpose import SharedTranspose, exchanges
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
@@ -51,7 +51,7 @@ def kernel_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return KernelWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+    return KernelWriter(framed(kernel, program, schedule, pointers, names)).write()
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Phase:
     last: bool = False  # whether no other phase follows
 
 
-def _patches(frame: Frame) -> OutputTilees | DeepPatches | LineWindows:
+def _output_tiles(frame: Frame) -> OutputTiles | DeepTiles | LineWindows:
     if frame.schedule.direct:
         return LineWindows(frame)
     if frame.arranged.through is not None:
-        return PlanePatches(frame)
+        return PlaneTiles(frame)
     y, x = frame.arranged.image
     deep = deep_windows(frame.kernel, frame.program, (y, x))
-    return DeepPatches(frame, deep) if deep else OutputTilees(frame)
+    return DeepTiles(frame, deep) if deep else OutputTiles(frame)
 
 
 class KernelWriter:
@@ -94,7 +94,7 @@ class KernelWriter:
             self.over_rows.begin_iteration()
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
-        self.output_tiles = _patches(frame) if frame.output_tile is not None else None
+        self.output_tiles = _output_tiles(frame) if frame.output_tile is not None else None
         if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)

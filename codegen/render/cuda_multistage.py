@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
+from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import unrolled
 from fusepass.codegen.render.cuda_multistage_copies import FIELDS, LAST, LOADS, SWAPS, MultistageCopies
+from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS

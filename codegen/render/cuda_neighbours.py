@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_positions import PositionWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 
-if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
-
 
 def store_neighbours(
-    writer: ConvolutionWriter,
+    writer: PositionWriter,
     group: str,
     covered: int,
     pragma: str,
@@ -43,7 +40,7 @@ def store_neighbours(
     return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // together, [*place, *stored], pragma))]
 
 
-def _row(writer: ConvolutionWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
+def _row(writer: PositionWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
     """The neighbours from the result in scope on, of ``$channel``, which may not exist where there are only `some`."""
     kernel, names = writer.kernel, ("$sample", "$channel", *writer.axes)
     each, where = Scope(writer.printer), Scope(writer.printer)

@@ -37,7 +37,7 @@ class Target:
     at: tuple[tuple[Axis, str], ...] = ()
 
 
-class OutputTilees:
+class OutputTiles:
     """The windows of a kernel whose schedule walks output tiles, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:

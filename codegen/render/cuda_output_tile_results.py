@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Store
-from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_place import OutputTilePlace
 from fusepass.codegen.render.cuda_staged_windows import times
-from fusepass.codegen.render.cuda_states import Around
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.output_tile_results import room_of_results

@@ -7,7 +7,6 @@ what they share, a bias or a factor, once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import ReductionResult
@@ -15,17 +14,15 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_positions import PositionWriter, Sums
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-
-if TYPE_CHECKING:
-    from fusepass.codegen.render.cuda_convolution import ConvolutionWriter, Sums
 
 _LANE = Axis("lane", 2)
 _BESIDE = "$beside"
 
 
-def takes_pairs(writer: ConvolutionWriter) -> bool:
+def takes_pairs(writer: PositionWriter) -> bool:
     """Whether a thread may take two neighbours: they are results both or none, and stored side by side.
 
     Where nothing is stored, the second need not be a result: who reduces them knows which are.
@@ -39,7 +36,7 @@ def takes_pairs(writer: ConvolutionWriter) -> bool:
     return writer.sizes[-1] % 2 == 0 and all(side_by_side)
 
 
-def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
+def pairs(writer: PositionWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
     """What is done with the 16 channels, or `height`, that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
     at_once = 2 // writer.on.pair  # rows of the room
     first = "$lane * 2" if at_once == 1 else "$lane % 16 * 2"
@@ -55,7 +52,7 @@ def pairs(writer: ConvolutionWriter, group: str, covered: int, pragma: str, heig
     return [*places, *block(f"if ({inside})", unrolled("$down", height // at_once, lines, pragma))]
 
 
-def pairs_of_warps(writer: ConvolutionWriter, sums: Sums, together: int) -> list[str]:
+def pairs_of_warps(writer: PositionWriter, sums: Sums, together: int) -> list[str]:
     """The same for four warps that multiply `together`, whose positions lie side by side in ``$shared``: each has some of the channels there,
     so that all neighbours of one are stored one after another. The `Sums.group` is that of the first warp.
     """
@@ -81,12 +78,12 @@ def shared_pitch(together: int) -> int:
     return 32 * together + 4
 
 
-def _guarded(writer: ConvolutionWriter, covered: int, lines: list[str]) -> list[str]:
+def _guarded(writer: PositionWriter, covered: int, lines: list[str]) -> list[str]:
     """`lines` where the channel is one of the result."""
     return lines if writer.sizes[1] == covered else block(f"if ($channel < {writer.end_channel})", lines)
 
 
-def _both(writer: ConvolutionWriter, at: str) -> Iterable[str]:
+def _both(writer: PositionWriter, at: str) -> Iterable[str]:
     """The lines for two neighbours, whose sums lie at `at`."""
     kernel, printer = writer.kernel, writer.printer
     yield f"const fp::Vec<float, 2> $two = fp::as_vector<2>({at});"
@@ -106,7 +103,7 @@ def _both(writer: ConvolutionWriter, at: str) -> Iterable[str]:
         yield f"fp::as_vector<2>({at}) = fp::Vec<float, 2>{{{{{first[-1][1]}, {second[-1][1]}}}}};"
 
 
-def _one(writer: ConvolutionWriter, shared: Scope, number: int) -> tuple[list[str], list[tuple[str, str]]]:
+def _one(writer: PositionWriter, shared: Scope, number: int) -> tuple[list[str], list[tuple[str, str]]]:
     """Lines that compute one of the two; index and value of each store, and the value that is reduced last."""
     kernel, here = writer.kernel, shared.child()
     here.define_axis(kernel.rows[-1], (writer.axes[-1], _BESIDE)[number])
@@ -119,6 +116,6 @@ def _one(writer: ConvolutionWriter, shared: Scope, number: int) -> tuple[list[st
     return here.lines, made
 
 
-def _stored(writer: ConvolutionWriter, scope: Scope, store: Store) -> str:
+def _stored(writer: PositionWriter, scope: Scope, store: Store) -> str:
     buffer, value = writer.program.buffer(store.buffer), bare(scope.value(store.value))
     return value if store.value.dtype is buffer.dtype else f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"

@@ -14,7 +14,7 @@ from fusepass.codegen.ir.output_tiles import TileWindow, at_first, output_tile_w
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render.cuda_copies import TileCopies
 from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_output_tile import OutputTilees, Target
+from fusepass.codegen.render.cuda_output_tile import OutputTiles, Target
 from fusepass.codegen.render.cuda_sliding import Form, form_of
 from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, loop, times
 from fusepass.codegen.render.printer import Scope
@@ -66,7 +66,7 @@ class _PlaneTiles:
         return times(plane, pitch), self.there(scope, plane)
 
 
-class PlanePatches(OutputTilees):
+class PlaneTiles(OutputTiles):
     """The windows of a kernel whose schedule goes through planes, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:

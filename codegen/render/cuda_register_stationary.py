@@ -10,11 +10,12 @@ from typing import Generic, TypeVar
 
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import UNROLL, dot, table
 from fusepass.codegen.render.cuda_own import Held, OwnValues
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
+from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_scaled import BINADES, keep_exponents
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values

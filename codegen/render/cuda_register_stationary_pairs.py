@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import ConvolutionText, Sums
+from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_input import UNROLL, plus, unrolled
 from fusepass.codegen.render.cuda_own import Held
+from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule, pattern_of

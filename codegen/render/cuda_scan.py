@@ -8,11 +8,12 @@ from dataclasses import replace
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Position, Prefix
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_coordinates import framed
+from fusepass.codegen.render.cuda_frame import Around, Frame, without_unused
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
-from fusepass.codegen.render.cuda_states import Around, accumulated
-from fusepass.codegen.render.cuda_tile import Tile, arrange
+from fusepass.codegen.render.cuda_states import accumulated
+from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
@@ -23,7 +24,7 @@ def scan_body(
     kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
 ) -> list[str]:
     """The statements of `kernel`, which scans; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return ScanWriter(Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)).write()
+    return ScanWriter(framed(kernel, program, schedule, pointers, names)).write()
 
 
 class ScanWriter(KernelWriter):

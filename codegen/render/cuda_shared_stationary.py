@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText, Sums
+from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import dot, table, unrolled
 from fusepass.codegen.render.cuda_persistent import PersistentWriter
+from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.spelling import Identifiers, as_float, block
 from fusepass.codegen.schedule_convolution.shared_stationary import (
     SLICE,

@@ -9,7 +9,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Const, Expr, Op, Position, ReduceOp, ReductionResult, children
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.ir.team import exchange_offsets
-from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope, is_term
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
@@ -43,16 +43,6 @@ class State:
     def type(self) -> str:
         more = ", true" if self.few else ", int" if self.in_order else ""
         return f"fp::{self.length}{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{more}>"
-
-
-@dataclass(frozen=True)
-class Around:
-    """Lines around the loop over the lanes of a vector, and around that over steps."""
-
-    before_lanes: list[str]
-    after_lanes: list[str]
-    before_steps: list[str]
-    after_steps: list[str]
 
 
 def declare_state(frame: Frame, reduction: Reduction) -> State:

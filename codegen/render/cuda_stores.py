@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.transpose import neighbours
-from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_states import Around
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_transpose import SharedTranspose
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block

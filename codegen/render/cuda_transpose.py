@@ -14,8 +14,7 @@ from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.ir.transpose import Transpose, near_step, reused, transposes
 from fusepass.codegen.ir.vectors import at_whole, split_index
-from fusepass.codegen.render.cuda_frame import Frame
-from fusepass.codegen.render.cuda_states import Around
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule.plan import Walk

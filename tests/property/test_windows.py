@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -169,7 +169,7 @@ def _arrangement(case: Case, program: Program) -> ScheduleOverrides:
 @needs_compiler
 @given(case=cases())
 @settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@output_tile("fusepass.codegen.schedule.line_windows._BLOCKS", 0)
+@patch("fusepass.codegen.schedule.line_windows._BLOCKS", 0)
 def test_values(case: Case) -> None:
     made, program = _made(case)
     assert not program.calls

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import torch
 
@@ -247,7 +247,7 @@ def _generated(
     kinds = {"halves": case.halves, "tiled": case.tiled, "held": case.held, "plain": case.plain}
     if not case.filled:
         return generate_anchors(program, builder, choose, pieces, warps, **kinds)
-    with output_tile.dict(scales_of.__kwdefaults__, least=0):
+    with patch.dict(scales_of.__kwdefaults__, least=0):
         made = generate_anchors(program, builder, choose, pieces, warps, **kinds)
     return fill_products(made, builder, lambda program, kernel: True)
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -138,7 +138,7 @@ def rand(*shape: int) -> Tensor:
 def rewritten(function: Function, *inputs: Tensor) -> tuple[list[str], fx.GraphModule]:
     """The rules that apply, whether or not that pays for tensors so small, and the graph after them."""
     graph = traced(function, *inputs)
-    with output_tile("fusepass.patterns.simplify.cost", return_value=NOTHING):
+    with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
         return [application.rule for application in simplify(graph)], graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_a_sum_moves_before_the_convolution(name: str) -> None:
 def test_many_terms_are_left_to_the_library(name: str) -> None:
     function, shapes = SUMS[name]
     inputs = [rand(*shape) for shape in shapes]
-    with output_tile.object(builder, "_FEW_TERMS", 0):
+    with patch.object(builder, "_FEW_TERMS", 0):
         result = same_value(function, *inputs)
     targets = [node.target for node in result.after.graph.nodes]
     assert targets.count(aten.mm.default) == (name != "everything")  # a single column is a sum in any case

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def alone(name: str, graph: fx.GraphModule, *, gate: bool = False) -> list[Appli
     with override(algebra=rule.level, disable="common-subexpression"):
         if gate:
             return simplify(graph, rules=(rule,))
-        with output_tile("fusepass.patterns.simplify.cost", return_value=NOTHING):
+        with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
             return simplify(graph, rules=(rule,))
 
 
@@ -197,7 +197,7 @@ def test_a_rule_is_switched_off_by_its_name_and_by_a_lower_level(name: str) -> N
     (function, inputs), *_ = TESTED[name].fires
     rule = NAMED[name]
     lower = [Algebra.OFF, *([Algebra.SAFE] if rule.level is Algebra.FINITE else [])]
-    with output_tile("fusepass.patterns.simplify.cost", return_value=NOTHING):
+    with patch("fusepass.patterns.simplify.cost", return_value=NOTHING):
         with override(algebra=rule.level, disable=f"common-subexpression,{name}"):
             assert simplify(traced(function, *inputs), rules=(rule,)) == []
         for level in lower:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import output_tile
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -429,7 +429,7 @@ class Tireless(Counted):
 def simplified(graph: fx.GraphModule, worklist: type[Counted]) -> tuple[str, int]:
     """What becomes of a copy of `graph`, and the trials of nodes that it took."""
     copy, Counted.total = copied(graph), 0
-    with output_tile.object(driver, "Worklist", worklist):
+    with patch.object(driver, "Worklist", worklist):
         simplify(copy)
     return copy.code, Counted.total
 
