@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 # Random numbers that are drawn for a tensor; larger ones repeat them. A prime, so that rows do not repeat.
+MOST_WHOLE = 8  # the largest whole number that is made up
 _BLOCK = 65521
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
@@ -25,7 +26,7 @@ def made_up(like: Sequence[torch.Tensor], device: torch.device, *, signed: bool 
 
     Floating-point values lie between 0.25 and 1.25, where logarithms, roots and quotients are ordinary numbers; where they
     are `signed`, about half of them are negated, so that sums of many differ from each other. Whole numbers are from 1
-    to 8; truth values are mixed. The values are the same each time, and the random generators of torch are left alone.
+    to `MOST_WHOLE`; truth values are mixed. The values are the same each time, and the random generators of torch are left alone.
     """
     generator = torch.Generator(device).manual_seed(0)
     return [_made_up(tensor, device, generator, signed=signed) for tensor in like]
@@ -48,7 +49,7 @@ def _made_up(like: torch.Tensor, device: torch.device, generator: torch.Generato
         if signed:
             block *= torch.randint(2, block.shape, generator=generator, device=device) * 2 - 1
     else:
-        block = (block * 8 + 1).to(like.dtype)
+        block = (block * MOST_WHOLE + 1).to(like.dtype)
     memory = torch.empty(-(-count // _BLOCK) * _BLOCK if count > _BLOCK else count, dtype=like.dtype, device=device)
     memory.view(-1, len(block) or 1).copy_(block)
     return memory.as_strided(like.shape, like.stride())

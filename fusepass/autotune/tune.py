@@ -29,12 +29,21 @@ from fusepass.runtime.region import FusedRegion
 _MEMORY_SHARE = 0.25  # of what is free may be taken for inputs and results
 _RESULTS = 4  # that are held at once: the operators', a candidate's, their difference and its size
 
-# Operators for which any whole number is an argument as good as another: indices and divisors are none.
+# Operators for which any whole number is an argument as good as another: indices are none, nor is what is divided by.
 _SAFE_WITH_INTEGERS = frozenset({
     "_to_copy", "abs", "add", "amax", "amin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "clamp",
     "clone", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "maximum", "minimum", "mul",
     "fusepass.kept", "ne", "neg", "relu", "sign", "sub", "sum", "where",
 })  # fmt: skip
+_DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})  # as good where they are by a number
+_LOOKUPS: Mapping[
+    str, Callable[[fx.Node], tuple[object, int]]
+] = {  # the operand of indices, and how many rows there are
+    "embedding": lambda node: (node.args[1], node.args[0].meta["val"].shape[0]),  # type: ignore[union-attr]
+    "gather": lambda node: (node.args[2], node.args[0].meta["val"].shape[node.args[1]]),  # type: ignore[union-attr]
+    "index_select": lambda node: (node.args[2], node.args[0].meta["val"].shape[node.args[1]]),  # type: ignore[union-attr]
+    "nll_loss_forward": lambda node: (node.args[1], node.args[0].meta["val"].shape[-1]),  # type: ignore[union-attr]
+}
 
 
 def recall(work: Work) -> choices.Record | None:
@@ -167,18 +176,39 @@ def _obstacle(work: Work, effort: str) -> str | None:
 
 
 def _unsafe_with_integers(graph: fx.Graph) -> str | None:
-    """An operator that takes whole numbers as more than numbers; None where there is none."""
+    """An operator that takes whole numbers as more than numbers, those made up (`measure.made_up`) not among them; None where there is none."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype is torch.bool:
             continue
         for user in node.users:
-            packet = str(getattr(user.target, "overloadpacket", user.target)).removeprefix("aten.")
-            if user.op != "call_function" or packet in _SAFE_WITH_INTEGERS or is_view(user.target):
-                continue
-            if not (isinstance(user.target, OpOverload) and moves(user)):
-                return packet
+            if user.op == "call_function" and not _takes_any(user, node):
+                return _packet(user)
     return None
+
+
+def _packet(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
+
+
+def _takes_any(user: fx.Node, node: fx.Node) -> bool:
+    """Whether `user` may be run with whatever whole numbers are made up for `node`, or what other operators make of them."""
+    packet = _packet(user)
+    if packet in _SAFE_WITH_INTEGERS or is_view(user.target):
+        return True
+    if packet in _DIVISIONS:
+        return isinstance(user.args[1], int | float) and user.args[1] != 0
+    if packet in _LOOKUPS:
+        indices, rows = _LOOKUPS[packet](user)
+        return indices is not node or (_is_made_up(node) and rows > measure.MOST_WHOLE)
+    return isinstance(user.target, OpOverload) and moves(user)
+
+
+def _is_made_up(node: fx.Node) -> bool:
+    """Whether `node` has the numbers of an input."""
+    while node.op == "call_function" and is_view(node.target):
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
 
 
 def times_are_taken(work: Work) -> bool:

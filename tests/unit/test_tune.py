@@ -250,6 +250,13 @@ class Wholes(nn.Module):
         return (torch.remainder(x, x + 1) + 1) * 2
 
 
+class Halves(nn.Module):
+    """Whole numbers divided by a number: where a pool found its largest, say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x // 2 + torch.remainder(x, 3) + torch.fmod(x, 4)) * 2
+
+
 class Sums(nn.Module):
     """Whole numbers as numbers."""
 
@@ -261,6 +268,13 @@ def test_whole_numbers_that_must_be_particular_ones_are_not_made_up() -> None:
     choice = choice_of(Wholes(), torch.arange(1, 9))
     assert choice.reason == "remainder needs particular whole numbers"
     assert choice_of(Sums(), torch.arange(1, 9)).reason is None
+    assert choice_of(Halves(), torch.arange(1, 9)).reason is None
+
+
+@pytest.mark.parametrize(("rows", "reason"), [(9, None), (8, "embedding needs particular whole numbers")])
+def test_indices_that_are_made_up_lie_within_what_they_look_up(rows: int, reason: str | None) -> None:
+    model = nn.Sequential(nn.Embedding(rows, 16), nn.LayerNorm(16), nn.GELU())
+    assert choice_of(model, torch.tensor([[0, 7], [3, 1]])).reason == reason
 
 
 @pytest.mark.parametrize("effort", ["fast", "max"])
