@@ -1,4 +1,4 @@
-"""Writes the body of a CUDA kernel with a convolution by scaled halves; `codegen.schedule_convolution.places` says how it is laid out."""
+"""Writes the body of a CUDA kernel with a convolution by scaled halves; `codegen.schedule_convolution.chunks` says how it is laid out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the body of a CUDA kernel with a convolution of many channels; `codegen.schedule_convolution.streamed` says how it is laid out.
+"""Writes the body of a CUDA kernel with a convolution of many channels; `codegen.schedule_convolution.multistage` says how it is laid out.
 
 Copies are asynchronous. Each piece of work waits for its own copies, meets the other threads at one barrier, begins the copies of a
 later piece, and multiplies. What these copies overwrite was last read before that barrier: a stage of weights one piece

@@ -1,4 +1,4 @@
-"""Writes the body of a CUDA kernel with a convolution whose weights stay in registers; `codegen.schedule_convolution.held` says how it is laid out."""
+"""Writes the body of a CUDA kernel with a convolution whose weights stay in registers; `codegen.schedule_convolution.register_stationary` says how it is laid out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the body of a CUDA kernel with a convolution whose weights stay in registers, each warp for itself; `codegen.schedule_convolution.held`
+"""Writes the body of a CUDA kernel with a convolution whose weights stay in registers, each warp for itself; `codegen.schedule_convolution.register_stationary`
 says how it is laid out.
 """
 
@@ -21,7 +21,7 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
 
 class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
-    """Lines of a kernel whose warps multiply by themselves; see `schedule_convolution.held`."""
+    """Lines of a kernel whose warps multiply by themselves; see `schedule_convolution.register_stationary`."""
 
     def __init__(
         self, kernel: Kernel, program: Program, plan: PairsSchedule, pointers: dict[str, str], names: Identifiers

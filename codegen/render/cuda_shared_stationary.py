@@ -1,4 +1,4 @@
-"""Writes the body of a CUDA kernel with a convolution of few channels; `codegen.schedule_convolution.resident` says how it is laid out."""
+"""Writes the body of a CUDA kernel with a convolution of few channels; `codegen.schedule_convolution.shared_stationary` says how it is laid out."""
 
 from __future__ import annotations
 

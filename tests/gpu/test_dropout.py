@@ -93,6 +93,7 @@ def test_elements_count_as_they_lie(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("noisy", [False, True], ids=["alone", "noise between"])
 @pytest.mark.parametrize("tune", ["off", "fast"])
+@pytest.mark.invariant(33)
 def test_a_layer_draws_as_eager_does(noisy: bool, tune: str) -> None:
     model = nn.Sequential(Layer(64, noisy), Layer(64)).to(DEVICE)
     x = torch.randn(512, 64, device=DEVICE)
@@ -106,6 +107,7 @@ def test_a_layer_draws_as_eager_does(noisy: bool, tune: str) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES[:3], ids=str)
 @pytest.mark.parametrize("noisy", [False, True], ids=["alone", "noise between"])
+@pytest.mark.invariant(33)
 def test_gradients_are_of_what_was_kept(dtype: torch.dtype, noisy: bool) -> None:
     torch._dynamo.reset()
     model = nn.Sequential(Layer(64, noisy), Layer(64)).to(DEVICE, dtype)

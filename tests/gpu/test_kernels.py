@@ -159,6 +159,7 @@ def test_values_of_each_tile_of_a_product(tiling: Tiling, aligned: bool, monkeyp
 
 
 @pytest.mark.parametrize("name", ["layer_norm_shared", "team_layer_norm"])
+@pytest.mark.invariant(24)
 def test_capture_in_a_graph(name: str, libraries: Libraries) -> None:
     """A replayed graph reads the inputs anew."""
     program = SAMPLES[name]()

@@ -49,6 +49,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @every_model
+@pytest.mark.invariant(15)
 def test_values_and_buffers_follow_the_policy(expected: Expected, device: str) -> None:
     model, inputs = expected.make(device)
     outcome = check(model, fusepass.optimize(model), inputs)
@@ -76,6 +77,7 @@ def test_the_whole_chain_is_one_region(expected: Expected, device: str) -> None:
 
 
 @every_model
+@pytest.mark.invariant(17)
 def test_the_same_inputs_give_the_same_bits(expected: Expected, device: str) -> None:
     model, inputs = expected.make(device)
     fused = fusepass.optimize(model)
@@ -100,6 +102,7 @@ def test_other_batches_values_and_strides_are_as_right(expected: Expected, devic
 
 
 @every_model
+@pytest.mark.invariant(4)
 def test_changed_parameters_show_in_the_next_call(expected: Expected, device: str) -> None:
     model, inputs = expected.make(device)
     fused = fusepass.optimize(model)

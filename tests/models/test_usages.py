@@ -177,6 +177,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+@pytest.mark.invariant(3)
 def test_plain_values_around_the_module_are_seen_to_change(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     power = 2
 

@@ -224,6 +224,7 @@ BESIDE: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.invariant(38)
 def test_a_float32_result_is_not_made_of_what_was_rounded_for_another(name: str) -> None:
     """As far off as a half it would be, which the half beside it does not excuse; that one may be rounded either way."""
     function, like = BESIDE[name], torch.empty(4, 8, 16, 16)

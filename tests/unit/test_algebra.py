@@ -448,6 +448,7 @@ def test_every_rule_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.invariant(25)
 def test_a_rule_fires_and_saves(name: str) -> None:
     x = torch.randn(CASES[name].shape, dtype=torch.float64)
     for number, function in enumerate(CASES[name].fires):
@@ -463,6 +464,7 @@ def test_a_rule_fires_and_saves(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if OURS[name].level is Algebra.SAFE])
 @pytest.mark.thinned(2)
+@pytest.mark.invariant(25)
 def test_nan_and_infinities_stand_where_they_stood(name: str) -> None:
     for function in CASES[name].fires:
         graph, applications = alone(name, function, special(CASES[name].shape))
@@ -491,6 +493,7 @@ def test_a_rule_for_finite_numbers_waits_to_be_asked(name: str) -> None:
 @settings(max_examples=6)
 @given(data=st.data())
 @pytest.mark.thinned(2)
+@pytest.mark.invariant(25)
 def test_a_rule_changes_no_value(name: str, data: st.DataObject) -> None:
     """Over random shapes, with any function of the case; most are too small for the rule to pay."""
     case = CASES[name]

@@ -172,6 +172,7 @@ def test_conversions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @every_model
 @pytest.mark.thinned(5)
+@pytest.mark.invariant(30)
 def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose convolution is made to run channels last: values and strides are eager's."""
     monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
@@ -218,6 +219,7 @@ class Chain(nn.Module):
 )
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.thinned(3)
+@pytest.mark.invariant(30)
 def test_one_region_writes_as_the_next_one_reads(
     between: Callable[[Tensor], Tensor], handed: bool, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

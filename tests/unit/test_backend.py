@@ -64,6 +64,7 @@ def test_forward(backend: Backend, made: list[CompiledGraph]) -> None:
     assert made[0].report.ops_total > 0
 
 
+@pytest.mark.invariant(22)
 def test_gradients_are_eager_s(backend: Backend, made: list[CompiledGraph]) -> None:
     net, twin = Net(), Net()
     twin.load_state_dict(net.state_dict())
@@ -95,6 +96,7 @@ NORMALISED: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", NORMALISED)
+@pytest.mark.invariant(22)
 def test_training_under_autocast_reads_statistics_in_the_type_in_which_they_were_saved(
     backend: Backend, made: list[CompiledGraph], name: str
 ) -> None:

@@ -70,6 +70,7 @@ def _library() -> Probe:
 
 @pytest.mark.parametrize("dtype", C, ids=str)
 @pytest.mark.parametrize("name", UNARY + BINARY)
+@pytest.mark.invariant(35)
 def test_a_function_gives_the_same_bits_in_vectors_and_alone(name: str, dtype: torch.dtype) -> None:
     """Neighbours that are NaN, infinite or far away, which are computed another way, change nothing."""
     torch.manual_seed(1)
@@ -100,6 +101,7 @@ CHAINS: tuple[Callable[[Tensor], Tensor], ...] = (
 
 @pytest.mark.parametrize("dtype", C, ids=str)
 @pytest.mark.parametrize("number", range(len(CHAINS)))
+@pytest.mark.invariant(35)
 def test_extremes_are_among_the_values(number: int, dtype: torch.dtype) -> None:
     """Each line has its maximum, in what is stored and in what is compared; and no window's maximum is below what is in it."""
     chain, dims = CHAINS[number], range(3)
@@ -140,6 +142,7 @@ def test_gradients_of_extremes_are_eager_s(extreme: str) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.invariant(35)
 def test_compilers_contract_nothing() -> None:
     assert "-ffp-contract=off" in toolchain.flags(Target.CPU, "native")
     assert "--fmad=false" in toolchain.flags(Target.CUDA, "sm_90")

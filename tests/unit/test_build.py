@@ -82,6 +82,7 @@ def test_a_built_library_computes() -> None:
 
 
 @pytest.mark.usefixtures("directory")
+@pytest.mark.invariant(18)
 def test_a_built_library_needs_no_torch() -> None:
     program = f"import ctypes, sys; ctypes.CDLL({str(build(scale(3)))!r}).run; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -286,6 +287,7 @@ def script(source: Source, body: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("directory")
+@pytest.mark.invariant(20)
 def test_two_processes_build_a_source_once(compiler_log: Path, tmp_path: Path) -> None:
     body = f"""\
         import pathlib
@@ -336,6 +338,7 @@ def test_what_is_built_as_the_interpreter_ends_is_built_in_silence() -> None:
 
 
 @pytest.mark.usefixtures("directory")
+@pytest.mark.invariant(20)
 def test_a_damaged_library_is_built_anew() -> None:
     library = build(scale(2))
     damaged = library.with_suffix(".damaged")

@@ -69,6 +69,7 @@ def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 @pytest.mark.usefixtures("headers")
+@pytest.mark.invariant(19)
 def test_the_key_changes_with_the_source(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "nvcc", toolchain.cxx)
     assert cache_key(dataclasses.replace(SOURCE, **change)) != cache_key(SOURCE)
@@ -92,6 +93,7 @@ def test_the_key_changes_with_the_architecture(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["torch", "flags", "link flags", "CPU", "compiler", "environment"],
 )
+@pytest.mark.invariant(19)
 def test_the_key_changes_with_the_surroundings(
     change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_the_key_changes_with_the_surroundings(
 
 
 @pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.invariant(19)
 def test_the_key_changes_with_headers_and_those_they_include(headers: Path, declared: bool) -> None:
     text = '#include "outer.h"\n'
     source = dataclasses.replace(SOURCE, text=text, headers=("outer.h",) if declared else ())

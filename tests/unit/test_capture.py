@@ -96,6 +96,7 @@ def test_training_batch_norm_writes_its_statistics_at_the_end() -> None:
     assert not torch.equal(before["norm.running_mean"], model.norm.running_mean)
 
 
+@pytest.mark.invariant(2)
 def test_tracing_changes_nothing() -> None:
     model = nn.Sequential(Net(), nn.Dropout())
     before = copy.deepcopy(model.state_dict())
@@ -291,6 +292,7 @@ def test_python_state_that_forward_changes_is_put_back() -> None:
     assert model.mean is before
 
 
+@pytest.mark.invariant(2)
 def test_state_is_put_back_when_forward_raises() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.step += 1

@@ -36,6 +36,7 @@ def captured() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.invariant(47)
 def test_sizes_that_depend_on_data_serve_with_gradients(name: str) -> None:
     function, inputs = CASES[name]
     compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}))
@@ -70,6 +71,7 @@ class Statistics(nn.Module):
         return F.batch_norm(x, mean, var, training=True) * 2
 
 
+@pytest.mark.invariant(47)
 def test_statistics_that_are_inputs_move_once() -> None:
     given, expected = (torch.zeros(6), torch.ones(6)), (torch.zeros(6), torch.ones(6))
     compiled = fusepass.optimize(Statistics(), tune="off")

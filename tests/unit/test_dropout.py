@@ -98,6 +98,7 @@ STATES = [(0, 0), (5, 12), (2**63 + 11, 2**34), (2**64 - 1, 2**40 + 8)]
     [((64, 48), F32), ((37, 42), F32), ((64, 200), torch.bfloat16), ((30, 100), F16), ((100, 50), F64), ((9004,), F32)],
     ids=str,
 )
+@pytest.mark.invariant(33)
 def test_kernels_make_the_numbers(shape: tuple[int, ...], dtype: torch.dtype, seed_and_offset: tuple[int, int]) -> None:
     count = torch.Size(shape).numel()
     x, strides = torch.zeros(shape, dtype=dtype), torch.empty(shape).stride()
@@ -189,6 +190,7 @@ def test_dropouts_with_nothing_between_them_have_one_draw() -> None:
     assert aten.native_dropout.default not in called
 
 
+@pytest.mark.invariant(33)
 def test_other_random_numbers_come_between() -> None:
     def function(x: Tensor) -> Tensor:
         first = _dropped(x.tanh())[0] + torch.rand_like(x)

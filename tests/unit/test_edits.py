@@ -316,6 +316,7 @@ def check(route: CaptureRoute, late: bool, edit: Callable[[Net], object], back: 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("late", [True, False])
+@pytest.mark.invariant(44)
 def test_an_edit_of_the_model_shows_in_the_next_call(edit: str, route: CaptureRoute, late: bool) -> None:
     check(route, late, EDITS[edit], lambda: None)
 
@@ -325,6 +326,7 @@ def test_an_edit_of_the_model_shows_in_the_next_call(edit: str, route: CaptureRo
 @pytest.mark.parametrize("edit", AROUND)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("late", [True, False])
+@pytest.mark.invariant(44)
 def test_an_edit_around_the_model_shows_in_the_next_call(edit: str, route: CaptureRoute, late: bool) -> None:
     with pytest.MonkeyPatch.context() as output_tile:
         check(route, late, lambda _: AROUND[edit](output_tile), lambda: None)

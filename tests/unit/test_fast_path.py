@@ -121,6 +121,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.invariant(32)
 def test_what_changes_in_the_model_is_noticed(change: str, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SCALE", SCALE)
     optimised = ready(net, X)
@@ -173,6 +174,7 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.invariant(32)
 def test_what_changes_around_the_model_is_noticed(surroundings: str, net: Net) -> None:
     optimised, wanted = ready(net, X), net(X)
     with SURROUNDINGS[surroundings]():
@@ -312,6 +314,7 @@ def test_what_the_graph_raises_arrives() -> None:
         call((X,))
 
 
+@pytest.mark.invariant(32)
 def test_each_comparison_counts() -> None:
     """Of tensors, global settings, what must be 0, and settings with their values."""
     answers: list[object] = [True, True, 0, "as it was"]

@@ -34,6 +34,7 @@ class _ThereAndBack(nn.Module):
 )
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("route", ["optimize", "compile"])
+@pytest.mark.invariant(40)
 def test_what_an_integer_cannot_hold_is_as_in_eager(dtype: torch.dtype, route: str) -> None:
     module = _ThereAndBack()
     x = torch.tensor(NUMBERS, dtype=dtype).repeat(3, 7)  # 175 columns: whole vectors, and what is left

@@ -53,6 +53,7 @@ def test_the_first_call_loads_without_full_collections_and_for_its_device_only()
     assert done.stdout.split() == ["False", "True", "True", "False", "True"]
 
 
+@pytest.mark.invariant(31)
 def test_what_a_caller_deletes_is_gone() -> None:
     """The frame of the caller, which goes on, must not have been made to keep it."""
     model = nn.Sequential(nn.LayerNorm(8), nn.GELU()).eval()

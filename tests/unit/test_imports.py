@@ -134,6 +134,7 @@ def torch_importers(sources: Mapping[str, str]) -> list[str]:
     )
 
 
+@pytest.mark.invariant(1)
 def test_the_package_imports_one_way() -> None:
     assert forbidden_edges(package_sources()) == []
 
@@ -148,6 +149,7 @@ def test_kernels_are_made_without_torch() -> None:
     assert torch_importers(package_sources()) == []
 
 
+@pytest.mark.invariant(1)
 def test_torch_free_modules_load_where_torch_cannot() -> None:
     """The same as above by running it: an empty `fusepass` stands for the door, importing torch raises."""
     modules = [name for name in package_sources() if longest_prefix(name, ALLOWED) in TORCH_FREE]

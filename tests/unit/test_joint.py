@@ -169,6 +169,7 @@ COMPARING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPARING)
+@pytest.mark.invariant(35)
 def test_what_is_compared_is_not_computed_again(name: str) -> None:
     """Forward may be PyTorch's kernels, whose last bits are others."""
     backward = _step(COMPARING[name], torch.randn(32, 48)).before.graph
@@ -382,6 +383,7 @@ NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NORMALISED)
+@pytest.mark.invariant(42)
 def test_what_is_written_out_is_laid_out_as_its_operator_lays_it(name: str, layout: str) -> None:
     """Each operator of the rewritten graph, run by PyTorch as where its region is not built, gives the strides that the graph says."""
     x = torch.randn(4, 6, 8)

@@ -251,6 +251,7 @@ def test_an_operator_is_refused_with_its_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
+@pytest.mark.invariant(9)
 def test_without_the_check_the_operator_is_let_through(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NODES[name][0]()
     without(monkeypatch, name)
@@ -263,6 +264,7 @@ def test_a_region_stays_legal(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.invariant(9)
 def test_without_the_check_the_region_would_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, name)
     with pytest.raises(AssertionError):

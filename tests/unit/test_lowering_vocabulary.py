@@ -235,6 +235,7 @@ def _arguments(name: str, target: OpOverload) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.invariant(12)
 def test_operator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, used = HANDLERS[name], []
     handler = registry._HANDLERS[target]

@@ -107,6 +107,7 @@ def test_training_updates_buffers_as_the_model_does() -> None:
     assert specialisations(opt) == 1
 
 
+@pytest.mark.invariant(4)
 def test_parameters_are_live(net: Net) -> None:
     opt = fusepass.optimize(net, (X,))
     changes: list[Callable[[], object]] = [
@@ -310,6 +311,7 @@ def test_threads_share_specialisations(net: Net) -> None:
 # ---- gradients
 
 
+@pytest.mark.invariant(22)
 def test_gradients_are_eager_s(net: Net) -> None:
     twin = copy.deepcopy(net)
     opt = fusepass.optimize(net, (X,))
@@ -538,6 +540,7 @@ def test_torchscript_is_left_alone() -> None:
         assert opt.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.invariant(21)
 def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
@@ -596,6 +599,7 @@ def test_lazy_parameters_are_initialised_by_the_original() -> None:
 # ---- the same as the original
 
 
+@pytest.mark.invariant(5)
 def test_state_dict_and_parameters_are_shared(net: Net) -> None:
     before = copy.deepcopy(net.state_dict())
     opt = fusepass.optimize(net, (X,))
@@ -639,6 +643,7 @@ def test_modes_attributes_and_methods_are_the_original_s(net: Net) -> None:
     assert not hasattr(net, "scale")
 
 
+@pytest.mark.invariant(5)
 def test_hooks_on_either_fire(net: Net) -> None:
     opt = fusepass.optimize(net, (X,))
     seen: list[str] = []
@@ -772,6 +777,7 @@ def _fused(graph: torch.fx.Graph) -> int:
     return sum("fusepass" in str(node.target) for node in graph.nodes if node.op == "call_function")
 
 
+@pytest.mark.invariant(23)
 def test_compile_of_the_optimised_module_has_no_graph_break(net: Net) -> None:
     opt = fusepass.optimize(net, (X,))
     graphs: list[torch.fx.GraphModule] = []

@@ -53,6 +53,7 @@ class Named(nn.Module):
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
+@pytest.mark.invariant(45)
 def test_any_name_is_traced(name: str) -> None:
     model, x = Named(name), torch.randn(3, 4)
     with original_operators():

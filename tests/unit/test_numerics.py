@@ -95,6 +95,7 @@ def test_truncating_instead_of_rounding_to_half_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.invariant(15)
 def test_a_value_that_is_not_finite_must_be_in_its_place(value: float) -> None:
     eager, oracle = softmax_case()
     with_value = changed(eager, (3, 4), value)

@@ -146,6 +146,7 @@ def test_regions(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MODELS)
+@pytest.mark.invariant(7)
 def test_every_operator_is_in_a_region_or_refused(case: str) -> None:
     model, x, _ = MODELS[case]
     graph, _ = exported(model, x)
@@ -235,6 +236,7 @@ def test_partition_is_deterministic() -> None:
     assert [[n.name for n in r.nodes] for r in first.regions] == [[n.name for n in r.nodes] for r in second.regions]
 
 
+@pytest.mark.invariant(10)
 def test_an_alias_that_the_caller_sees_stays_an_alias() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x.relu() + 1
@@ -423,6 +425,7 @@ def read_after_write_through_a_view(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [write_after_read, read_after_write, read_after_write_through_a_view])
+@pytest.mark.invariant(10)
 def test_memory_is_written_after_earlier_and_before_later_readers(function: Layers) -> None:
     x = torch.randn(4, 8)
     graph = traced(function, x)
@@ -434,6 +437,7 @@ def test_memory_is_written_after_earlier_and_before_later_readers(function: Laye
     torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.invariant(10)
 def test_random_numbers_are_drawn_in_the_same_order() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.relu().exp()
@@ -473,6 +477,7 @@ def random_function(seed: int) -> Callable[[torch.Tensor, torch.Tensor], tuple[t
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.invariant(8)
 def test_random_graphs_keep_their_values_and_have_no_cycle(seed: int) -> None:
     inputs = [torch.randn(8, 8), torch.randn(8, 8)]
     function = random_function(seed)

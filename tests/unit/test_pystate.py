@@ -90,6 +90,7 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any
 
 @pytest.mark.parametrize("state", STATES)
 @torch.no_grad()
+@pytest.mark.invariant(3)
 def test_a_change_between_calls_is_noticed(state: str) -> None:
     make, read, step = STATES[state]
     model, x = Holds(make(), read), torch.ones(3)
@@ -105,6 +106,7 @@ def test_a_change_between_calls_is_noticed(state: str) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 @torch.no_grad()
+@pytest.mark.invariant(2)
 def test_what_forward_changes_is_put_back_and_changed_at_each_call(state: str) -> None:
     make, read, step = STATES[state]
     model, alike, x = Holds(make(), read, step), Holds(make(), read, step), torch.ones(3)

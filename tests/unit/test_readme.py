@@ -35,6 +35,7 @@ from fusepass.patterns.opclass import direct_class
 from fusepass.patterns.partition import partition
 from fusepass.patterns.rules import RULES
 from fusepass.report.table import wrap
+from tests.support.invariants import INVARIANTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -206,6 +207,35 @@ def test_the_list_of_modules_is_what_they_say(update_golden: bool) -> None:
     if update_golden:
         page.write_text(modules_page())
     assert page.read_text() == modules_page(), "run with --update-golden"
+
+
+def invariants_page() -> str:
+    """A line for each invariant, with the tests whose marker has its number."""
+    holders: dict[int, list[str]] = {number: [] for number in INVARIANTS}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.invariant":
+                    (number,) = map(ast.literal_eval, mark.args)
+                    holders[number].append(f"`{path.relative_to(ROOT)}::{node.name}`")
+    lines = ["# Invariants", "", "What is always true, and the tests that hold it. Generated from the tests' markers:"]
+    lines += [
+        "`pytest tests/unit/test_readme.py --update-golden`.",
+        "",
+        "| # | always true | held by |",
+        "|---|---|---|",
+    ]
+    for number, said in INVARIANTS.items():
+        assert holders[number], f"no test holds invariant {number}"
+        lines.append(f"| {number} | {said} | {', '.join(holders[number])} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_list_of_invariants_is_what_the_markers_say(update_golden: bool) -> None:
+    page = ROOT / "docs" / "invariants.md"
+    if update_golden:
+        page.write_text(invariants_page())
+    assert page.read_text() == invariants_page(), "run with --update-golden"
 
 
 def test_the_architecture_names_every_pass_in_order() -> None:

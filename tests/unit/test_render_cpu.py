@@ -209,6 +209,7 @@ def test_a_long_sum_is_accurate() -> None:
     assert abs(got / x.astype(np.float64).sum() - 1) < 1.2e-7
 
 
+@pytest.mark.invariant(17)
 def test_the_same_bits_on_every_run() -> None:
     for name in ("rows of 768", "softmax of 100 channels", "Sum of long rows"):
         program = PROGRAMS[name]()

@@ -75,6 +75,7 @@ def test_the_first_call_warms_up_and_the_second_is_captured(graphs: FakeGraphs) 
     assert replay.status == "replayed, 1 captured"
 
 
+@pytest.mark.invariant(29)
 def test_results_that_are_held_are_not_overwritten(graphs: FakeGraphs) -> None:
     replay = replayed(scaled, graphs)
     weight = torch.ones(2)
@@ -93,6 +94,7 @@ def test_parameters_are_read_where_they_lie(graphs: FakeGraphs) -> None:
     assert graphs.captures == 1
 
 
+@pytest.mark.invariant(29)
 def test_another_address_is_captured_anew(graphs: FakeGraphs) -> None:
     replay = replayed(scaled, graphs)
     x = torch.ones(2)

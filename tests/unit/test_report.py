@@ -294,6 +294,7 @@ def test_merge_of_nothing_is_an_error() -> None:
         Report.merge([])
 
 
+@pytest.mark.invariant(21)
 def test_fallbacks_are_counted_and_warned_of_once() -> None:
     counter = FallbackCounter()
     with pytest.warns(FusepassWarning, match="norm runs as the original operators: gradients are needed") as seen:

@@ -102,6 +102,7 @@ OF_COMPILED_CODE = {"bucketize", "floored quotient"}
 
 
 @pytest.mark.parametrize("name", [name for name in DECIDING if name not in OF_COMPILED_CODE])
+@pytest.mark.invariant(37)
 def test_what_is_decided_is_what_eager_decides(name: str) -> None:
     """In the interpreter, which all back ends share their programs with; before and after the passes."""
     function, dtype, values = DECIDING[name]
@@ -165,6 +166,7 @@ def test_what_is_rounded_already_is_not_rounded_again() -> None:
     assert roundings(region(function, *operands(torch.bfloat16, SMALL)).program) == 1
 
 
+@pytest.mark.invariant(37)
 def test_eager_rounding_gives_eager_s_bits() -> None:
     given = operands(torch.bfloat16, SMALL)
 
@@ -235,6 +237,7 @@ OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("cut", [partition_joint, minimum_cut])
 @pytest.mark.parametrize("name", OF_VALUES)
+@pytest.mark.invariant(37)
 def test_gradients_go_where_eager_sends_them(
     name: str, cut: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ QUICK = ("rows of 768", "mixed layouts", "softmax of 100 channels", "rows in sha
 
 @pytest.mark.parametrize("name", k.SAMPLES)
 @pytest.mark.thinned(6)
+@pytest.mark.invariant(14)
 def test_every_rival_fits_the_device_and_covers_the_kernel(name: str) -> None:
     program = k.SAMPLES[name]()
     for kernel in program.kernels:

@@ -122,6 +122,7 @@ def first(report: Report) -> RegionReport:
 X = torch.rand(2, 100, 16, 16)
 
 
+@pytest.mark.invariant(28)
 def test_a_schedule_that_is_faster_serves_from_then_on(
     spent: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_match_gives_the_arguments_of_the_graph(net: Net) -> None:
         [1.0],
     ],
 )
+@pytest.mark.invariant(3)
 def test_other_inputs_do_not_match(net: Net, other: Any) -> None:
     assert signature(net, X).bind((other,)) is None
 
@@ -119,6 +120,7 @@ CHANGES: list[Callable[[Net], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.invariant(3)
 def test_changes_of_the_model_are_noticed(net: Net, change: Callable[[Net], object]) -> None:
     made = signature(net, X)
     assert made.bind((X,)) is not None
@@ -246,6 +248,7 @@ def _deterministic() -> Iterator[None]:
         forward_ad.dual_level,
     ],
 )
+@pytest.mark.invariant(3)
 def test_global_settings_are_noticed(net: Net, setting: Callable[[], Any]) -> None:
     made = signature(net, X)
     with setting():
@@ -268,6 +271,7 @@ SETTINGS: list[Callable[[], Any]] = [
         (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), torch.ones(2, 3, 4), (False, False, True)),
     ],
 )
+@pytest.mark.invariant(3)
 def test_settings_are_noticed_where_they_matter(model: nn.Module, x: Tensor, noticed: tuple[bool, ...]) -> None:
     made = signature(model, x)
     for setting, matters in zip(SETTINGS, noticed, strict=True):

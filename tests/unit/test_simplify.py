@@ -326,6 +326,7 @@ def test_a_copy_of_memory_that_is_written_later_stays() -> None:
     assert same_bits(mine, theirs)
 
 
+@pytest.mark.invariant(6)
 def test_results_that_the_caller_sees_keep_their_own_memory() -> None:
     graph = traced(lambda x: (x.relu(), x.relu().relu() * 1.0, x.clone(), x.view(3, 4)), SPECIAL)
     simplify(graph)
@@ -351,6 +352,7 @@ def wrong(rewrite: Callable[[Match], fx.Node]) -> Application | str:
     return reason
 
 
+@pytest.mark.invariant(6)
 def test_a_rewrite_that_changes_metadata_is_not_carried_out() -> None:
     assert wrong(lambda m: m.inner) == "shape (4, 3) would become (3, 4)"
     assert wrong(lambda m: m.call(aten.clone.default, m.root)) == "the result reads what it is to replace"

@@ -30,6 +30,7 @@ def _numbers(scale: float, beside: float) -> Tensor:
 
 
 @pytest.mark.parametrize("dims", ALONG, ids=str)
+@pytest.mark.invariant(39)
 def test_a_spread_is_right_far_from_zero_and_near_the_ends_of_the_range(dims: Dims) -> None:
     spreads = _spreads(dims)
     with fusepass.override(tune="off", debug=True):

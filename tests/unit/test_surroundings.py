@@ -118,6 +118,7 @@ READERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 @torch.no_grad()
+@pytest.mark.invariant(3)
 def test_what_changes_around_is_noticed(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = READERS[reader](), torch.randn(3, 4)
     optimised = fusepass.optimize(model, tune="off")
@@ -284,6 +285,7 @@ def test_what_an_installed_package_remembers_is_its_own(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("writer", WRITERS)
 @torch.no_grad()
+@pytest.mark.invariant(2)
 def test_what_forward_changes_around_is_put_back_and_declined(writer: str) -> None:
     make, text = WRITERS[writer]
     model, x = make(), torch.ones(3)

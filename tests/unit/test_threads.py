@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,6 +31,7 @@ def together(*functions: Callable[[], None]) -> list[BaseException]:
     return raised
 
 
+@pytest.mark.invariant(46)
 def test_a_compiled_function_is_called_by_threads_with_sizes_that_change() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x * 2 + 1).sum(-1)
@@ -44,6 +46,7 @@ def test_a_compiled_function_is_called_by_threads_with_sizes_that_change() -> No
     assert together(calls, calls, calls, calls) == []
 
 
+@pytest.mark.invariant(46)
 def test_tracing_apart_replaces_nothing_that_other_threads_call() -> None:
     call = nn.Module.__call__
     compiled = torch.compile(torch.cos, backend="eager")

@@ -91,6 +91,7 @@ def test_load_inline_is_told_of_a_compiler_it_would_not_try(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "arch"), [(Target.CPU, "native"), (Target.CUDA, "sm_90"), (Target.CUDA, "sm_80")])
+@pytest.mark.invariant(16)
 def test_no_flag_gives_up_ieee_arithmetic(target: Target, arch: str) -> None:
     given = " ".join(toolchain.flags(target, arch))
     for flag in ("fast-math", "fast_math", "Ofast", "finite-math", "associative", "reciprocal", "ftz=true"):

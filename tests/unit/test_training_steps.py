@@ -82,6 +82,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.invariant(41)
 def test_functions(name: str, compiled: Callable[[Any], Any]) -> None:
     function, inputs = FUNCTIONS[name]
     _same(_step(compiled(function), *inputs), _step(function, *inputs))
@@ -106,6 +107,7 @@ FIRST: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FIRST)
+@pytest.mark.invariant(41)
 def test_a_layer_whose_input_needs_no_gradient(name: str, compiled: Callable[[Any], Any]) -> None:
     """Nobody asks for some of the results of its gradient."""
     layer, shape = FIRST[name]
@@ -160,6 +162,7 @@ def test_normalised_values_lie_as_eager_lays_them_out(name: str, layout: str, mo
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.invariant(42)
 def test_strides_behind_a_batch_norm(layout: str, training: bool, compiled: Callable[[Any], Any]) -> None:
     """Fake kernels keep those of the input."""
     model, x = nn.Sequential(nn.BatchNorm2d(4), nn.Tanh()).train(training), LAYOUTS[layout]
@@ -190,6 +193,7 @@ def test_strides_of_one_element_need_no_copy() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.invariant(43)
 def test_what_forward_saved_is_let_go_of_where_backward_has_read_it(dynamic: bool) -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())]
     model, x = nn.Sequential(*layers), torch.randn(256, 256)
@@ -212,6 +216,7 @@ def _peak(profile: torch.profiler.profile) -> int:
     return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
 
 
+@pytest.mark.invariant(41)
 def test_writes_draw_nothing() -> None:
     """What a call does not use of a write is not kept among the results, as an unused draw is."""
 

@@ -95,6 +95,7 @@ def test_an_effort_must_be_one_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("effort", ["fast", "max"])
+@pytest.mark.invariant(26)
 def test_slower_generated_code_gives_way_to_the_operators(slow: Callable[[str], None], effort: str) -> None:
     slow(GENERATED)
     model, x = Net(), torch.rand(64)
@@ -147,6 +148,7 @@ def test_faster_generated_code_is_kept(slow: Callable[[str], None]) -> None:
     assert choice.reason is None
 
 
+@pytest.mark.invariant(28)
 def test_a_later_process_finds_the_choice(slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     slow(GENERATED)
     measured = choice_of(Net(), torch.rand(64))
@@ -180,6 +182,7 @@ def test_other_shapes_are_measured_by_themselves() -> None:
     assert len(choices.entries()) == 2
 
 
+@pytest.mark.invariant(28)
 def test_a_damaged_record_is_measured_anew() -> None:
     choice_of(Net(), torch.rand(64))
     (entry,) = choices.entries()
@@ -217,6 +220,7 @@ def test_a_locked_key_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> 
     assert choices.lookup("ab") is not None
 
 
+@pytest.mark.invariant(27)
 def test_measuring_leaves_everything_as_it_is() -> None:
     """Random generators, parameters, running statistics and inputs; and a call under autograd's mode goes on in it."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
@@ -340,6 +344,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
         "return eager(*inputs)[:-1]",
     ],
 )
+@pytest.mark.invariant(26)
 def test_generated_code_with_other_results_gives_way_with_a_warning(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launches(monkeypatch, body)
     model, x = Net(), torch.rand(64)

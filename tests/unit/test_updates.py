@@ -217,6 +217,7 @@ def buffers(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.invariant(34)
 def test_a_call_writes_what_eager_writes(name: str) -> None:
     """Once for each call, and nothing but the region is called for it."""
     make, shape = MODELS[name]
@@ -381,6 +382,7 @@ def test_memory_that_lies_oddly_is_written(name: str, without_python: bool, monk
         torch.testing.assert_close(start, eager)
 
 
+@pytest.mark.invariant(34)
 def test_a_launch_that_fails_writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be launched has written nothing, so the operators run on what was there."""
     region = writing(monkeypatch)

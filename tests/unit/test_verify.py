@@ -189,6 +189,7 @@ def test_the_program_that_is_broken_below_is_well_formed() -> None:
 
 
 @pytest.mark.parametrize("message", BROKEN)
+@pytest.mark.invariant(11)
 def test_broken_rule_is_named(message: str) -> None:
     with pytest.raises(IRError) as caught:
         verify(BROKEN[message]())

@@ -205,6 +205,7 @@ HALF_BESIDE = {
 
 
 @pytest.mark.parametrize("name", HALF_BESIDE)
+@pytest.mark.invariant(36)
 def test_what_is_stored_as_a_half_is_not_read_for_float32(name: str) -> None:
     made = region(HALF_BESIDE[name], torch.randn(2, 3, 8, 16).half().float())
     for program in (made.program, made.passed()):
@@ -224,6 +225,7 @@ def test_a_float32_result_reads_what_holds_its_value(model: Callable[[Tensor], t
     made.check(program, exact=False)
 
 
+@pytest.mark.invariant(36)
 def test_a_half_that_the_store_rounds_is_read_for_halves_alone() -> None:
     """The product that is made of it in float32 is an equal expression, and another number in eager."""
     x = torch.randn(2, 3, 8, 16).half()

@@ -103,6 +103,7 @@ CASES: dict[Callable[..., Tensor], dict[str, int]] = {
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+@pytest.mark.invariant(34)
 def test_writes(function: Callable[..., Tensor]) -> None:
     def inputs() -> list[Tensor]:
         torch.manual_seed(0)
