@@ -40,8 +40,9 @@ class Rounding(enum.StrEnum):
 
 
 def _user_cache() -> Path:
-    """Where the XDG base directory specification puts a user's cached files."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fusepass")
+    """Where the XDG base directory specification puts a user's cached files; a relative path is to be ignored, it says."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if os.path.isabs(named) else "~/.cache", "fusepass")
 
 
 @dataclass(frozen=True)

@@ -17,26 +17,9 @@ import torch
 
 from fusepass.codegen import cache, toolchain
 from fusepass.codegen.key import cache_key
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.source import Target
 from fusepass.errors import BuildError, FusepassWarning
-
-SOURCE = Source("region", "run", Target.CPU, "int one();\n", (), "native")
-KEY = "ab" + 62 * "0"
-
-
-class Compiler:
-    """Writes what a library might be, and counts how often."""
-
-    def __init__(self, content: bytes = b"a library") -> None:
-        self.content = content
-        self.runs = 0
-
-    def __call__(self, directory: Path) -> Path:
-        self.runs += 1
-        (directory / "build.ninja").write_text("rules")
-        library = directory / "out.so"
-        library.write_bytes(self.content)
-        return library
+from tests.support.cached import KEY, SOURCE, Compiler
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,13 @@ def test_the_cache_lies_in_the_users_cache_directory(monkeypatch: pytest.MonkeyP
     assert current().cache_dir == Path("/some/cache/fusepass")
 
 
+@pytest.mark.parametrize("relative", ["cache", "./cache", "../cache", ".", "~/cache"])
+def test_a_relative_directory_is_no_users_cache_directory(monkeypatch: pytest.MonkeyPatch, relative: str) -> None:
+    """The specification says so: what is kept must not depend on the working directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", relative)
+    assert current().cache_dir == Path.home() / ".cache" / "fusepass"
+
+
 def test_defaults() -> None:
     config = current()
     assert config == Config()
