@@ -150,11 +150,9 @@ def suffix(source: Source) -> str:
     return _SUFFIXES[source.target]
 
 
-@contextlib.contextmanager
-def _folder(path: Path) -> Iterator[int]:
+def _folder(path: Path) -> contextlib.AbstractContextManager[int]:
     """A descriptor of the entry at `path`, all levels from the cache directory on compared."""
-    with trust.folder(path.parents[2], *path.parts[-3:]) as folder:
-        yield folder
+    return trust.folder(path.parents[2], *path.parts[-3:])
 
 
 def _description(folder: int, key: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fusepass.codegen import locks, trust
-from fusepass.config import current
+from fusepass.config import cache_directory
 from fusepass.errors import FusepassWarning
 
 FORMAT = "v1"
@@ -42,7 +42,7 @@ def directories() -> list[Path]:
 
     It need not be writable.
     """
-    configured = current().cache_dir
+    configured = cache_directory()
     own = [_private[configured]] if configured in _private else []
     return own if trust.problem(configured) else [*own, configured]
 
@@ -77,7 +77,7 @@ def unusable(directory: Path) -> str | None:
 
 def fall_back(problem: str) -> Path:
     """A directory of this process in place of the configured one; warns the first time. Removed at exit."""
-    configured = current().cache_dir
+    configured = cache_directory()
     with _private_lock:
         if configured in _private:
             return _private[configured]
@@ -149,7 +149,7 @@ def nbytes(path: Path) -> int:
 
 
 def _served(problem_of: Callable[[Path], str | None]) -> Path:
-    configured = current().cache_dir
+    configured = cache_directory()
     if configured in _private:
         return _private[configured]
     problem = problem_of(configured)

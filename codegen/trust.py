@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,19 +86,22 @@ def file(inside: int, name: str) -> Iterator[int]:
     """
     descriptor = os.open(name, _FILE, dir_fd=inside)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if not stat.S_ISREG(_check(descriptor, name).st_mode):
             raise OSError(errno.EINVAL, "it is no file", name)
-        _check(descriptor, name)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def content(descriptor: int) -> bytes:
-    """All bytes of the file that is open as `descriptor`, and has not been read from."""
-    parts = []
-    while part := os.read(descriptor, _PART):
+def content(descriptor: int, most: int = sys.maxsize) -> bytes:
+    """The bytes of the file that is open as `descriptor`, and has not been read from: all, or more than `most`."""
+    parts, length = [], 0
+    while length <= most:
+        part = os.read(descriptor, _PART)
         parts.append(part)
+        length += len(part)
+        if len(part) < _PART:
+            break
     return b"".join(parts)
 
 
@@ -109,9 +113,9 @@ def read_object(inside: int, name: str) -> dict[str, Any]:
         ValueError: it holds something else, however odd.
     """
     with file(inside, name) as descriptor:
-        if os.fstat(descriptor).st_size > _MOST_BYTES:
-            raise ValueError(f"{name} is too long")
-        text = content(descriptor)
+        text = content(descriptor, _MOST_BYTES)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"{name} is too long")
     try:
         read = json.loads(text)
     except RecursionError:
@@ -162,8 +166,8 @@ def _check_above(path: Path) -> None:
         here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
 
 
-def _check(descriptor: int, *names: str) -> None:
-    """Raise `Distrusted` if others could have written to what is open as `descriptor`, or can."""
+def _check(descriptor: int, *names: str) -> os.stat_result:
+    """The status of what is open as `descriptor`; raises `Distrusted` if others could have written to it, or can."""
     status = os.fstat(descriptor)
     name = "/".join(names) or "it"
     if not _is_trusted(status.st_uid):
@@ -171,6 +175,7 @@ def _check(descriptor: int, *names: str) -> None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(status.st_mode)
         raise Distrusted(f"others may write to {name} (mode {mode:o}; `chmod go-w` helps)")
+    return status
 
 
 def _is_trusted(owner: int) -> bool:
