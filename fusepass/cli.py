@@ -15,12 +15,12 @@ from typing import NoReturn
 import torch
 
 import fusepass
-from fusepass import doctor
-from fusepass.cli_model import Call, InputSpec, UsageError, attempt, load_call
+from fusepass.cli import doctor
+from fusepass.cli.model import Call, InputSpec, UsageError, attempt, load_call
 from fusepass.codegen import cache, cache_folders, choices
 from fusepass.config import current
-from fusepass.report import Report, SourceFile
-from fusepass.table import Column, human_bytes, table, terminal_width
+from fusepass.report.report import Report, SourceFile
+from fusepass.report.table import Column, human_bytes, table, terminal_width
 
 _CACHE_COLUMNS = (
     Column("name", least=12),

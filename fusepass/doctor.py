@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from fusepass import quick
 from fusepass.codegen import cache, cache_folders, toolchain
 from fusepass.codegen.build import build, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current, override
 from fusepass.errors import BuildError
-from fusepass.table import Column, human_bytes, table, terminal_width, wrap
+from fusepass.report.table import Column, human_bytes, table, terminal_width, wrap
+from fusepass.runtime import fast_path
 
 _COLUMNS = (Column(""), Column("check"), Column("found", least=12))
 
@@ -164,8 +164,8 @@ def _kernel(target: Target, device: torch.device) -> Check:
 
 def _calls() -> Check:
     """Whether the usual call needs no Python; with Python it takes longer, which is no fault."""
-    quick.wait()
-    there = quick.types() is not None
+    fast_path.wait()
+    there = fast_path.types() is not None
     return Check("calls", True, "without Python" if there else "by Python: its headers, or a compiler, are missing")
 
 

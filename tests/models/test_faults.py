@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import fusepass
+from fusepass.api.module import OptimizedModule
 from fusepass.codegen import build, cache, cache_folders, toolchain
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.numerics import check
-from fusepass.report import RegionState
+from fusepass.numerics.check import check
+from fusepass.report.report import RegionState
 
 pytestmark = pytest.mark.models
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusepass.cli.doctor import diagnose
 from fusepass.codegen import build as builds
 from fusepass.codegen import cache, toolchain
 from fusepass.codegen.build import build, build_all, load
@@ -26,7 +27,6 @@ from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
 from fusepass.config import override
-from fusepass.doctor import diagnose
 from fusepass.errors import BuildError
 from tests.support import precompiled
 

@@ -66,12 +66,12 @@ def test_the_key_changes_with_the_architecture(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda patch: patch.setattr(torch, "__version__", "9.9"),
-        lambda patch: patch.setattr(toolchain, "CPU_FLAGS", ("-O0",)),
-        lambda patch: patch.setattr(toolchain, "link_flags", lambda target: ()),
-        lambda patch: patch.setattr(toolchain, "cpu_identity", lambda: "another CPU"),
-        lambda patch: patch.setattr(toolchain, "cxx", lambda: toolchain.Compiler(Path("c++"), "another")),
-        lambda patch: patch.setenv("CPATH", "/another/include"),
+        lambda output_tile: output_tile.setattr(torch, "__version__", "9.9"),
+        lambda output_tile: output_tile.setattr(toolchain, "CPU_FLAGS", ("-O0",)),
+        lambda output_tile: output_tile.setattr(toolchain, "link_flags", lambda target: ()),
+        lambda output_tile: output_tile.setattr(toolchain, "cpu_identity", lambda: "another CPU"),
+        lambda output_tile: output_tile.setattr(toolchain, "cxx", lambda: toolchain.Compiler(Path("c++"), "another")),
+        lambda output_tile: output_tile.setenv("CPATH", "/another/include"),
     ],
     ids=["torch", "flags", "link flags", "CPU", "compiler", "environment"],
 )
