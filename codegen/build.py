@@ -8,8 +8,10 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from fusepass.codegen import cache, toolchain
+from fusepass.codegen import cache, cache_entry, cache_folders, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
@@ -26,12 +28,14 @@ from fusepass.errors import BuildError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PROGRESS_AFTER = 1.0  # seconds
+_PLAIN = re.compile(r"[\w./+@%=,-]+", re.ASCII)  # paths that mean themselves to ninja, shells and linkers
 _UNUSED = "unused"  # a folder where a library is built
 _SOON = 1e-4  # seconds until a thread that waits for the interpreter is let in
 _hasty = 0  # how many want it so
 _usual_interval = 0.0
 _hasty_lock = threading.Lock()
 _begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
+_loaded: dict[Path, ctypes.CDLL] = {}
 
 
 def build(source: Source) -> Path:
@@ -115,12 +119,24 @@ def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
         BuildError: the library cannot be loaded or has no such function.
     """
     try:
-        function = getattr(ctypes.CDLL(str(library)), entry)
+        function = loaded(library)[entry]
     except (OSError, AttributeError) as error:
-        raise BuildError(f"a built library cannot be loaded: {error}", path=library) from error
+        raise BuildError(f"a built library cannot be loaded: {library}: {error}", path=library) from error
     function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
     function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function
+
+
+def loaded(library: Path) -> ctypes.CDLL:
+    """The library itself, which this process loads once: it is there to stay, whatever becomes of its file.
+
+    Raises:
+        OSError: it is not there, damaged, may be from somebody else, or is no library.
+    """
+    if library not in _loaded:
+        with cache_entry.opened(library) as path:
+            _loaded[library] = ctypes.CDLL(path)
+    return _loaded[library]
 
 
 def _key(source: Source) -> str | BuildError:
@@ -164,7 +180,16 @@ def _build_one(key: str, source: Source) -> Path | BuildError:
 
 
 def _load_inline(source: Source, key: str, directory: Path) -> Path:
-    """Build `source` in `directory`. OSError means that the disk is full or read-only."""
+    """Build `source` in `directory`, whatever that is called. OSError means that the disk is full or read-only."""
+    if _PLAIN.fullmatch(str(directory)):
+        return _load_inline_in(source, key, directory)
+    usual = tempfile.gettempdir()
+    with cache_folders.stage(Path(usual if _PLAIN.fullmatch(usual) else "/tmp"), cache_folders.OWN) as plain:
+        library = _load_inline_in(source, key, plain)
+        return Path(shutil.move(library, directory / library.name))
+
+
+def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
     from torch.utils.cpp_extension import load_inline
 
     cuda = source.target is Target.CUDA

@@ -3,6 +3,7 @@
 Layout, below `Config.cache_dir`::
 
     v1/<first two digits of key>/<key>/  lib.so, source.cu or source.cpp, meta.json
+    v1/<first two digits of key>/<key>.lock
     v1/tmp-*/                            builds under way
     v1/failed/                           sources that did not compile
     v1/choices/                          what `fusepass.codegen.choices` keeps
@@ -10,76 +11,36 @@ Layout, below `Config.cache_dir`::
 
 from __future__ import annotations
 
-import atexit
-import hashlib
-import json
+import contextlib
 import os
-import shutil
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fusepass.codegen.source import Source, Target
-from fusepass.config import current
+from fusepass.codegen import cache_entry, locks
+from fusepass.codegen import cache_folders as folders
+from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
+from fusepass.codegen.cache_entry import CacheEntry as CacheEntry
+from fusepass.codegen.source import Source
 from fusepass.errors import BuildError, FusepassWarning
 
-FORMAT = 1
-UNREADABLE = "(unreadable)"
-_SUFFIXES = {Target.CPU: ".cpp", Target.CUDA: ".cu"}
+PATIENCE = 60.0
+"""Seconds to wait for a lock: most builds take less, and to build what another process builds as well does no harm."""
+
+_SHORT_PATIENCE = 1.0  # seconds to wait in the minute after a wait in vain: who was stopped with one lock holds others
+_in_vain = float("-inf")  # when a wait last was in vain, by the monotonic clock
+
+_TRIES = 5
+_LOCK = ".lock"
 _STALE_SECONDS = 3600.0  # no build takes that long: its process has died
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """One library of the cache.
-
-    Attributes:
-        path: its directory; the name of it is the key.
-        nbytes: size of all files in there.
-        name: `Source.name`; `UNREADABLE` where the entry is so damaged that its description is lost.
-        entry: `Source.entry`.
-        target: `Source.target`.
-        arch: `Source.arch`.
-        sha256: hash of the library when it was built, in hexadecimal.
-        build_seconds: how long compiling and linking took.
-        created: when, in local time.
-    """
-
-    path: Path
-    nbytes: int
-    name: str
-    entry: str
-    target: Target
-    arch: str
-    sha256: str
-    build_seconds: float
-    created: datetime
-
-    @property
-    def key(self) -> str:
-        """Hash of all that made the library."""
-        return self.path.name
-
-    @property
-    def library(self) -> Path:
-        """The shared library."""
-        return self.path / "lib.so"
-
-    @property
-    def intact(self) -> bool:
-        """Whether the library is, byte for byte, the one that was built."""
-        return _sha256(self.library) == self.sha256
-
-
 def lookup(key: str) -> Path | None:
-    """The library kept under `key`, if it is there and intact."""
-    path = _entry_path(_root(), key)
-    return path / "lib.so" if path.is_dir() and _read(path).intact else None
+    """The library kept under `key`, if it is there and intact. Nothing is written."""
+    paths = (cache_entry.path_of(top, key) for top in folders.directories())
+    return next((path / cache_entry.LIBRARY for path in paths if cache_entry.intact(path)), None)
 
 
 def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
@@ -87,57 +48,34 @@ def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
 
     `compile` writes into the directory it is given and returns the library. A damaged entry is replaced,
     with a warning. Where the cache directory cannot be written, a directory of this process serves instead,
-    with one warning.
+    with one warning. Who has held the lock for `PATIENCE` seconds is not waited for any longer, with a warning.
 
     Raises:
         BuildError: `compile` raised it, and now its `path` names a copy of the source; or nothing can be
             written.
     """
+    problem = ""
+    for _ in range(_TRIES):
+        try:
+            return _store(folders.writable(), key, source, compile)
+        except FileNotFoundError as error:  # another process's `clear` removed a folder that was empty for a moment
+            problem = str(error)
+        except (OSError, NotImplementedError) as error:  # filelock raises the latter where files cannot be locked
+            problem = str(error)
+            break
     try:
-        return _store(_root(), key, source, compile)
-    except (OSError, NotImplementedError) as error:  # filelock raises the latter where files cannot be locked
-        _fall_back(current().cache_dir, str(error))
-    try:
-        return _store(_root(), key, source, compile)
+        return _store(folders.fall_back(problem), key, source, compile)
     except OSError as error:
-        raise BuildError(f"a build cannot be written: {error}", path=_root()) from error
-
-
-def directory() -> Path:
-    """The cache directory, which exists: the configured one, or one of this process where that cannot serve.
-
-    Warns the first time that it is not the configured one.
-    """
-    configured = current().cache_dir
-    if configured in _private:
-        return _private[configured]
-    problem = unusable(configured)
-    return _fall_back(configured, problem) if problem else configured
-
-
-def unusable(directory: Path) -> str | None:
-    """Why `directory` cannot serve as cache, or None; makes it where it does not exist.
-
-    Libraries in it are run, so that nobody else may be able to put one there.
-    """
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _format_directory(directory).mkdir(mode=0o700, exist_ok=True)
-        stat = directory.stat()
-    except OSError as error:
-        return str(error)
-    if stat.st_uid != os.getuid():
-        return f"it belongs to user {stat.st_uid}, not to {os.getuid()}"
-    if stat.st_mode & 0o022:
-        return f"others may write to it (mode {stat.st_mode & 0o777:o}; `chmod go-w` helps)"
-    if not os.access(_format_directory(directory), os.W_OK | os.X_OK):
-        return "it is not writable"
-    return None
+        raise BuildError(f"a build cannot be written: {error}") from error
 
 
 def entries() -> list[CacheEntry]:
     """All entries, in the order of their keys."""
-    return [_read(path) for path in sorted(_root().glob("??/*")) if path.is_dir()]
+    found = []
+    for path in (path for root in _roots() for path in sorted(root.glob("??/*")) if not _is_lock(path)):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            found.append(cache_entry.read(path))
+    return found
 
 
 def verify() -> list[CacheEntry]:
@@ -146,142 +84,124 @@ def verify() -> list[CacheEntry]:
 
 
 def clear() -> int:
-    """Remove all entries and what dead builds left; builds under way are not disturbed.
+    """Remove all entries, locks that nobody holds and what dead builds left; builds under way are not disturbed.
 
     Returns:
         How many bytes were freed.
     """
-    now = time.time()
-    root = _root()
-    left = [path for path in root.glob("tmp-*") if now - path.stat().st_mtime > _STALE_SECONDS]
-    left += [root / "failed", root / "choices", *(entry.path for entry in entries())]
-    freed = sum(map(_nbytes, left))
-    for path in left:
-        shutil.rmtree(path, ignore_errors=True)
+    freed = sum(map(_freed, _abandoned()))
+    for root in _roots():
+        freed += _emptied(root) if _is_folder(root) else _freed(root)
+        for lock in root.glob(f"??/*{_LOCK}"):
+            locks.discard(lock)
+        for folder in (*root.glob("??"), root):
+            with contextlib.suppress(OSError):  # a build under way has something in it
+                folder.rmdir()
     return freed
 
 
-def choices() -> Path:
-    """The directory of measured choices, which exists."""
-    path = _root() / "choices"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path
-
-
-def suffix(source: Source) -> str:
-    """File name ending of the text of `source`."""
-    return _SUFFIXES[source.target]
-
-
-def _store(root: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
-    path = _entry_path(root, key)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    import filelock  # here: a process that finds all it wants has no use for it
-
-    with filelock.FileLock(f"{path}.lock"):
-        if path.is_dir():
-            if _read(path).intact:
-                return path / "lib.so"
+def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
+    global _in_vain
+    path = cache_entry.path_of(top, key)
+    lock = folders.level(top, key[:2]) / f"{key}{_LOCK}"
+    with locks.held(lock, _patience()) as held:
+        if cache_entry.intact(path):
+            return path / cache_entry.LIBRARY
+        if not held:
+            _in_vain = time.monotonic()
+            warnings.warn(
+                f"{source.name} is built without its lock, {lock}, which another process or thread does not release",
+                FusepassWarning,
+                stacklevel=2,
+            )
+        if os.path.lexists(path):
             warnings.warn(f"the cache entry {path} is damaged; it is built anew", FusepassWarning, stacklevel=2)
-            shutil.rmtree(path)
-        stage = Path(tempfile.mkdtemp(prefix="tmp-", dir=root))
-        try:
-            _fill(stage, source, compile)
-            stage.rename(path)
-        except BuildError as error:
-            error.path = _keep_failed(root, key, source)
+            folders.remove(path)
+        with folders.stage(folders.root(top), folders.STAGE) as stage:
+            try:
+                _publish(cache_entry.make(stage, key, source, compile), path)
+            except BuildError as error:
+                error.path = _keep_failed(top, key, source)
+                raise
+    return path / cache_entry.LIBRARY
+
+
+def _patience() -> float:
+    return _SHORT_PATIENCE if time.monotonic() - _in_vain < PATIENCE else PATIENCE
+
+
+def _publish(entry: Path, path: Path) -> None:
+    """Move a complete entry to its place; one that was built without the lock and came first serves as well."""
+    try:
+        entry.rename(path)
+    except OSError:
+        if not cache_entry.intact(path):
             raise
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-    return path / "lib.so"
 
 
-def _fill(stage: Path, source: Source, compile: Callable[[Path], Path]) -> None:
-    """Make `stage` a complete entry. The library is moved, not copied: a loaded one stays the same file."""
-    work = stage / "work"
-    work.mkdir()
-    start = time.monotonic()
-    compile(work).rename(stage / "lib.so")
-    seconds = time.monotonic() - start
-    shutil.rmtree(work)
-    (stage / f"source{suffix(source)}").write_text(source.text)
-    described = {
-        "name": source.name,
-        "entry": source.entry,
-        "target": source.target.value,
-        "arch": source.arch,
-        "sha256": _sha256(stage / "lib.so"),
-        "build_seconds": round(seconds, 3),
-        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-    (stage / "meta.json").write_text(json.dumps(described, indent=1))
-
-
-def _keep_failed(root: Path, key: str, source: Source) -> Path:
-    path = root / "failed" / f"{source.name}-{key[:16]}{suffix(source)}"
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+def _keep_failed(top: Path, key: str, source: Source) -> Path:
+    path = folders.level(top, folders.FAILED) / f"{source.name}-{key[:16]}{cache_entry.suffix(source)}"
     path.write_text(source.text)
     return path
 
 
-def _format_directory(directory: Path) -> Path:
-    return directory / f"v{FORMAT}"
+def _roots() -> list[Path]:
+    folders.directory()  # says what is wrong with the configured one
+    return list(map(folders.root, folders.directories()))
 
 
-def _root() -> Path:
-    return _format_directory(directory())
+def _emptied(root: Path) -> int:
+    """Move what can be removed aside, so that nobody finds half an entry, and then remove it; says how many bytes that frees."""
+    freed = 0
+    with contextlib.suppress(OSError), folders.stage(root, folders.STAGE) as aside:
+        for number, path in enumerate(_removable(root)):
+            with contextlib.suppress(OSError):
+                nbytes = folders.nbytes(path)
+                path.rename(aside / str(number))
+                freed += nbytes
+    return freed
 
 
-def _entry_path(root: Path, key: str) -> Path:
-    return root / key[:2] / key
+def _removable(root: Path) -> Iterator[Path]:
+    """What is kept in `root` or was left there: all but locks and builds under way. Links are not followed."""
+    yield from (path for path in root.glob(f"{folders.STAGE}*") if _is_dead(path))
+    yield from (path for path in (root / folders.FAILED, root / folders.CHOICES) if os.path.lexists(path))
+    for level in root.glob("??"):
+        if _is_folder(level):
+            yield from (path for path in level.iterdir() if not _is_lock(path))
+        else:
+            yield level
 
 
-def _read(path: Path) -> CacheEntry:
-    nbytes = _nbytes(path)
+def _abandoned() -> Iterator[Path]:
+    """What processes of this user that have ended left in the system's temporary directory."""
+    for path in Path(tempfile.gettempdir()).glob(f"{folders.OWN}*"):
+        with contextlib.suppress(OSError):
+            if _is_folder(path) and path.lstat().st_uid == os.getuid() and locks.abandoned(path):
+                yield path
+
+
+def _freed(path: Path) -> int:
+    """Remove what is at `path`, if that can be, and say how many bytes that frees."""
     try:
-        described = json.loads((path / "meta.json").read_text())
-        created = datetime.fromisoformat(described.pop("created"))
-        target = Target(described.pop("target"))
-        return CacheEntry(path, nbytes, target=target, created=created, **described)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        target = Target.CUDA if (path / f"source{_SUFFIXES[Target.CUDA]}").exists() else Target.CPU
-        created = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-        return CacheEntry(path, nbytes, UNREADABLE, "", target, "", "", 0.0, created)
-
-
-def _nbytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        nbytes = folders.nbytes(path)
+        folders.remove(path)
+        return nbytes
     except OSError:
-        return None
+        return 0
 
 
-_private: dict[Path, Path] = {}  # configured directory -> the one of this process that serves instead
-_private_lock = threading.Lock()
+def _is_lock(path: Path) -> bool:
+    return path.suffix == _LOCK and path.is_file() and not path.is_symlink()
 
 
-def _fall_back(directory: Path, problem: str) -> Path:
-    """A directory of this process in place of `directory`; warns once, removed at exit."""
-    with _private_lock:
-        if directory in _private:
-            return _private[directory]
-        private = _private[directory] = Path(tempfile.mkdtemp(prefix="fusepass-"))
-        _format_directory(private).mkdir()
-    atexit.register(_remove_private, private, os.getpid())
-    warnings.warn(
-        f"the cache directory {directory} cannot be used: {problem}; kernels are built for this process "
-        f"alone, in {private}; `python -m fusepass doctor` examines the tool chain",
-        FusepassWarning,
-        stacklevel=2,
-    )
-    return private
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
-def _remove_private(directory: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child still runs its parent's exit functions
-        shutil.rmtree(directory, ignore_errors=True)
+def _is_dead(stage: Path) -> bool:
+    """Whether what was built in `stage` never will be."""
+    try:
+        return locks.abandoned(stage) or time.time() - stage.lstat().st_mtime > _STALE_SECONDS
+    except FileNotFoundError:
+        return False

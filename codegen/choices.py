@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusepass.codegen import cache
+from fusepass.codegen import cache_folders as folders
+from fusepass.codegen import locks, trust
+from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
 
-UNREADABLE = cache.UNREADABLE
 _LOCK_SECONDS = 10.0  # nobody measures longer than that; who waits in vain measures without keeping the result
 
 
@@ -67,18 +68,21 @@ def key_of(made_of: Mapping[str, Any]) -> str:
 
 
 def lookup(key: str) -> Record | None:
-    """The record kept under `key`, if it is there and intact."""
-    return _read(_path(key))
+    """The record kept under `key`, if it is there and intact. Nothing is written."""
+    records = (_read(top, key) for top in folders.directories())
+    return next((record for record in records if record is not None), None)
 
 
 def store(key: str, record: Record) -> None:
     """Keep `record` under `key`, in place of what is there; nothing happens where the disk cannot be written."""
-    path = _path(key)
     with contextlib.suppress(OSError):
+        path = _path(key)
         handle, name = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump({"sha256": _hash(asdict(record)), "record": asdict(record)}, file, indent=1)
+                json.dump({"sha256": _hash(key, record), "record": asdict(record)}, file, indent=1)
+            if path.is_dir():
+                folders.remove(path)
             Path(name).replace(path)
         except OSError:
             Path(name).unlink(missing_ok=True)
@@ -87,24 +91,17 @@ def store(key: str, record: Record) -> None:
 
 @contextlib.contextmanager
 def locked(key: str) -> Iterator[None]:
-    """Hold the lock of `key`, so that processes do not disturb each other's measurements; in vain, go on without."""
-    import filelock  # here: a process that finds all it wants has no use for it
-
-    lock = filelock.FileLock(f"{_path(key)}.lock", timeout=_LOCK_SECONDS)
-    try:
-        lock.acquire()
-    except (OSError, NotImplementedError):  # filelock's Timeout is an OSError
+    """Hold the lock of `key`, so that processes do not disturb each other's measurements; go on without where it cannot be had."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, NotImplementedError):
+            stack.enter_context(locks.held(_path(key).with_suffix(".json.lock"), _LOCK_SECONDS))
         yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def entries() -> list[ChoiceEntry]:
     """All records, in the order of their keys."""
-    return [ChoiceEntry(path, path.stat().st_size, _read(path)) for path in sorted(cache.choices().glob("*.json"))]
+    found = [(top, path) for top in folders.directories() for path in sorted(_folder(top).glob("*.json"))]
+    return [ChoiceEntry(path, path.lstat().st_size, _read(top, path.stem)) for top, path in found]
 
 
 def verify() -> list[ChoiceEntry]:
@@ -113,17 +110,33 @@ def verify() -> list[ChoiceEntry]:
 
 
 def _path(key: str) -> Path:
-    return cache.choices() / f"{key}.json"
+    return folders.level(folders.writable(), folders.CHOICES) / f"{key}.json"
 
 
-def _read(path: Path) -> Record | None:
+def _folder(top: Path) -> Path:
+    return folders.root(top) / folders.CHOICES
+
+
+def _read(top: Path, key: str) -> Record | None:
     try:
-        data = json.loads(path.read_text())
+        with trust.folder(top, folders.FORMAT, folders.CHOICES) as inside:
+            data = trust.read_object(inside, f"{key}.json")
         record = Record(**data["record"])
-        return record if data["sha256"] == _hash(asdict(record)) else None
-    except (OSError, ValueError, TypeError, KeyError):
+        return record if _is_whole(record) and data["sha256"] == _hash(key, record) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _hash(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def _is_whole(record: Record) -> bool:
+    words = (record.region, record.device, record.effort, record.created)
+    mappings = (record.choice, record.sources)
+    return (
+        all(isinstance(word, str) for word in words)
+        and all(isinstance(mapping, dict) for mapping in mappings)
+        and isinstance(record.offered, list)
+    )
+
+
+def _hash(key: str, record: Record) -> str:
+    """Of the record and the key that it is kept under: one of another key is no more this one's than a damaged one."""
+    return hashlib.sha256(json.dumps([key, asdict(record)], sort_keys=True).encode()).hexdigest()

@@ -13,6 +13,7 @@ from fusepass.codegen import toolchain
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 
+_FORMAT = 2  # of a library's description in the cache; since the second, it names the key
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -25,6 +26,7 @@ def cache_key(source: Source) -> str:
         BuildError: a compiler is not installed, or a header cannot be read.
     """
     made_of = {
+        "format": _FORMAT,
         "torch": torch.__version__,
         "target": source.target.value,
         "arch": source.arch,

@@ -40,8 +40,9 @@ class Rounding(enum.StrEnum):
 
 
 def _user_cache() -> Path:
-    """Where the XDG base directory specification puts a user's cached files."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fusepass")
+    """Where the XDG base directory specification puts a user's cached files; a relative path is to be ignored, it says."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if os.path.isabs(named) else "~/.cache", "fusepass")
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Config:
             if value not in list(levels):
                 raise ValueError(f"{option} is {value!r}; allowed is one of {', '.join(levels)}")
             object.__setattr__(self, option, levels(value))
-        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser().absolute())
+        object.__setattr__(self, "cache_dir", _absolute(self.cache_dir))
         if self.dump is not None:
-            object.__setattr__(self, "dump", Path(self.dump).expanduser().absolute())
+            object.__setattr__(self, "dump", _absolute(self.dump))
         for option in ("jobs", "max_signatures", "max_builds"):
             value = getattr(self, option)
             if type(value) is not int or value < 1:
@@ -152,6 +153,13 @@ def debugging() -> bool:
     return bool(overridden["debug"] if "debug" in overridden else _environment("debug") or Config.debug)
 
 
+def cache_directory() -> Path:
+    """`current().cache_dir`, which is asked for with each library and each choice that is looked up."""
+    overridden = _overrides.get()
+    named = overridden["cache_dir"] if "cache_dir" in overridden else _environment("cache_dir")
+    return _absolute(named or _user_cache())
+
+
 @contextlib.contextmanager
 def override(**options: Any) -> Iterator[Config]:
     """Set `options`, named as the fields of `Config`, in this context (thread, task) until the block ends.
@@ -172,6 +180,10 @@ def override(**options: Any) -> Iterator[Config]:
         yield current()
     finally:
         _overrides.reset(token)
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("fusepass_options", default=MappingProxyType({}))

@@ -8,10 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
-from fusepass.codegen import cache, toolchain
+from fusepass.codegen import cache, cache_folders, toolchain
 from fusepass.codegen.build import build, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.source import Source, Target
@@ -130,7 +131,7 @@ def _ninja() -> Check:
 
 def _cache() -> Check:
     directory = current().cache_dir
-    if problem := cache.unusable(directory):
+    if problem := cache_folders.unusable(directory):
         remedy = "make it writable for you alone, or name another directory in FUSEPASS_CACHE_DIR"
         return Check("cache", False, f"{directory}: {problem}", remedy)
     kept, damaged = cache.entries(), len(cache.verify())
@@ -145,7 +146,7 @@ def _kernel(target: Target, device: torch.device) -> Check:
     source = Source("doctor", "fusepass_doctor", target, text, (), device_facts(device).arch)
     start = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory(prefix="fusepass-") as fresh, override(cache_dir=fresh):
+        with cache_folders.stage(Path(tempfile.gettempdir()), cache_folders.OWN) as fresh, override(cache_dir=fresh):
             run = load(build(source), source.entry, arguments=2)
     except BuildError as error:
         return _failed(name, error)

@@ -17,7 +17,7 @@ import torch
 import fusepass
 from fusepass.cli import doctor
 from fusepass.cli.model import Call, InputSpec, UsageError, attempt, load_call
-from fusepass.codegen import cache, choices
+from fusepass.codegen import cache, cache_folders, choices
 from fusepass.config import current
 from fusepass.report.report import Report, SourceFile
 from fusepass.report.table import Column, human_bytes, table, terminal_width
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, text in (
         ("list", _cache_list, "show every library and measured choice"),
         ("verify", _cache_verify, "compare every library and measured choice with its checksum"),
-        ("clear", _cache_clear, "delete every library and measured choice"),
+        ("clear", _cache_clear, "delete every library, measured choice, lock and leftover"),
         ("path", _cache_path, "print the cache directory"),
     ):
         names.add_parser(name, help=text).set_defaults(run=run)
@@ -225,12 +225,12 @@ def _cache_clear(_: argparse.Namespace) -> int:
 
 
 def _cache_path(_: argparse.Namespace) -> int:
-    print(cache.directory())
+    print(cache_folders.directory())
     return 0
 
 
 def _empty() -> int:
-    print(f"the cache is empty: {cache.directory()}")
+    print(f"the cache is empty: {cache_folders.directory()}")
     return 0
 
 

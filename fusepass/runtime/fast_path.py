@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fusepass.codegen import build, cache
+from fusepass.codegen import build, cache, cache_entry
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
@@ -103,7 +103,8 @@ def _build() -> None:
 def _load(library: Path) -> None:
     global _types, _given_up
     try:
-        entry = getattr(ctypes.PyDLL(str(library)), _ENTRY)
+        with cache_entry.opened(library) as path:
+            entry = getattr(ctypes.PyDLL(path), _ENTRY)
     except (OSError, AttributeError):
         _given_up = True
         return
@@ -198,7 +199,7 @@ def _runtime(library: Path | None) -> tuple[int, int]:
     if library is None:
         return 0, 0
     try:
-        loaded = ctypes.CDLL(str(library))
+        loaded = build.loaded(library)
         functions = loaded.cudaStreamIsCapturing, loaded.cudaGetLastError
     except (OSError, AttributeError):
         return 0, 0

@@ -17,7 +17,7 @@ from torch import nn
 
 import fusepass
 from fusepass.api.module import OptimizedModule
-from fusepass.codegen import build, cache, toolchain
+from fusepass.codegen import build, cache, cache_folders, toolchain
 from fusepass.errors import FusepassWarning
 from fusepass.numerics.check import check
 from fusepass.report.report import RegionState
@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
 def _cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty cache of this test's own; what replaced it in this process is forgotten afterwards."""
     monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_private", {})
+    monkeypatch.setattr(cache_folders, "_private", {})
     yield
     for path in tmp_path.rglob("*"):
         if path.is_dir():
@@ -156,6 +156,7 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> Non
 
     model = make_model()
     run(model)  # load_inline, too, loads what it builds
+    monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(build.ctypes, "CDLL", nothing)
     assert_fell_back(*run(model), "a built library cannot be loaded")
 

@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -347,6 +349,36 @@ def test_a_damaged_library_is_built_anew() -> None:
     with pytest.warns(match="damaged; it is built anew"):
         assert run(build(scale(2)))[1] == 2
     assert cache.verify() == []
+
+
+ODD = "a b$HOME:'c\"\n#%41{d}|\\*é~;&"
+
+
+@pytest.mark.parametrize("temporary", ["plain", ODD])
+def test_a_cache_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: str) -> None:
+    directory = tmp_path / ODD / ODD
+    (tmp_path / temporary).mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / temporary))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / temporary))
+    with override(cache_dir=directory), warnings.catch_warnings(action="error"):
+        library = build(scale(2))
+        assert directory in library.parents
+        assert torch.equal(run(library), 2 * torch.arange(1000, dtype=torch.float32))
+        assert cache.lookup(library.parent.name) == library
+        broken = build_all([dataclasses.replace(scale(2), text="no C++")])[0]
+    assert isinstance(broken, BuildError)
+    assert "does not compile" in str(broken)
+    assert broken.path is not None
+    assert broken.path.parent == directory / "v1" / "failed"
+    assert [path.name for path in (tmp_path / temporary).iterdir() if path.name.startswith("fusepass-")] == []
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_loaded_library_stays_whatever_becomes_of_its_file() -> None:
+    library = build(scale(7))
+    assert run(library)[1] == 7
+    cache.clear()
+    assert run(library)[1] == 7
 
 
 class Terminal(io.StringIO):

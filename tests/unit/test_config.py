@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fusepass.config import ALL, Algebra, Config, Rounding, current, override
+from fusepass.config import ALL, Algebra, Config, Rounding, cache_directory, current, override
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,21 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cache_lies_in_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
     assert current().cache_dir == Path("/some/cache/fusepass")
+
+
+@pytest.mark.parametrize("relative", ["cache", "./cache", "../cache", ".", "~/cache"])
+def test_a_relative_directory_is_no_users_cache_directory(monkeypatch: pytest.MonkeyPatch, relative: str) -> None:
+    """The specification says so: what is kept must not depend on the working directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", relative)
+    assert current().cache_dir == Path.home() / ".cache" / "fusepass"
+
+
+def test_the_cache_directory_alone_is_that_of_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_directory() == current().cache_dir == Path.home() / ".cache" / "fusepass"
+    monkeypatch.setenv("FUSEPASS_CACHE_DIR", "~/there")
+    assert cache_directory() == current().cache_dir == Path.home() / "there"
+    with override(cache_dir="relative"):
+        assert cache_directory() == current().cache_dir == Path.cwd() / "relative"
 
 
 def test_defaults() -> None:
