@@ -16,11 +16,11 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.apart import made_concrete, tracing_apart
 from fusepass.attention import with_attention
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.draws import with_draws
@@ -149,7 +149,7 @@ class Backend:
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
-        with override(**self._options), _disable_current_modes():
+        with override(**self._options), without_modes():
             compiled = compile_graph(
                 graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied, emptying=True
             )

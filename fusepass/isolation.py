@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from fusepass.codegen.lowering.modes import without_modes
 from fusepass.errors import CaptureError
 from fusepass.fast_paths import called_as_in_inference
 from fusepass.functional import memory_order
@@ -83,13 +83,13 @@ _NUMPY = 1  # of the states that `_random_states` gives, the one whose generator
 
 
 def _random_states() -> tuple[Any, ...]:
-    with _disable_current_modes():
+    with without_modes():
         return random.getstate(), numpy.random.get_state(), torch.get_rng_state()
 
 
 def _set_random_states(states: tuple[Any, ...]) -> None:
     python, array, tensor = states
-    with _disable_current_modes():
+    with without_modes():
         random.setstate(python)
         numpy.random.set_state(array)
         torch.set_rng_state(tensor)
@@ -101,7 +101,7 @@ def _same(first: Any, second: Any) -> bool:
         if all(isinstance(number, int) for number in first):
             return bool(first == second)
         return all(map(_same, first, second))
-    with _disable_current_modes():
+    with without_modes():
         return bool(numpy.array_equal(first, second))
 
 

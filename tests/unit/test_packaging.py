@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._dynamo.backends.registry import lookup_backend
 
 import fusepass
 import fusepass.patterns
+from fusepass.backend import fusepass_backend
 from fusepass.codegen import ir
 
 ROOT = Path(__file__).parents[2]
@@ -146,10 +148,11 @@ def test_every_entry_point_can_be_loaded() -> None:
     points = importlib.metadata.distribution("fusepass").entry_points
     assert {(point.group, point.name, point.value) for point in points} == {
         ("console_scripts", "fusepass", "fusepass.cli:main"),
-        ("torch_dynamo_backends", "fusepass", "fusepass.backend:fusepass_backend"),
+        ("torch_dynamo_backends", "fusepass", "fusepass.registered:entry_point"),
     }
-    for point in points:
-        assert callable(point.load())
+    (command,) = points.select(group="console_scripts")
+    assert callable(command.load())
+    assert lookup_backend("fusepass") is fusepass_backend
 
 
 def test_this_install_is_consistent() -> None:
