@@ -232,12 +232,15 @@ class Watched(TorchFunctionMode):
         """To be told of each call before it runs.
 
         Raises:
-            CaptureError: it puts other memory in place of a tensor's, has autograd follow it, depends on where in its memory
+            CaptureError: it puts other memory in place of a tensor's or resizes that, has autograd follow it, depends on where in its memory
                 an input begins, which no signature has, or draws from a generator that forward may have made or seeded,
                 which nobody sees.
         """
         if func == _SET_DATA:
             raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an operator without its overload
+        if name in _REPLACING_MEMORY:
+            raise CaptureError(f"forward gives a tensor another shape or memory ({name})", final=True)
         if func in _ASKING_FOR_GRADIENTS:
             raise CaptureError("forward sets whether a tensor needs gradients", final=True)
         if _depends_on_offset(func, args, kwargs or {}) and memory_of(args[0]) in self._given:
@@ -257,6 +260,8 @@ def _depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return func is torch.Tensor.storage_offset
 
 
+_REPLACING_MEMORY = frozenset({"resize_", "resize_as_", "set_", "set_data"})
+"""Of functions and operators. Tracing makes views of what they resize, which have other elements where strides are not those of rows."""
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ASKING_FOR_GRADIENTS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
