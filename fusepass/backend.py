@@ -22,7 +22,7 @@ from fusepass.attention import with_attention
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile import CompiledGraph, compile_graph
-from fusepass.config import current, override
+from fusepass.config import override
 from fusepass.draws import with_draws
 from fusepass.fallbacks import FallbackCounter
 from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
@@ -141,7 +141,9 @@ class Backend:
         if _is_symbolic(graph) and _is_unbacked(graph):
             return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
         specialise = partial(self.specialise, applied=applied)
-        per_shape = _PerShape(graph, specialise)
+        with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
+            limit = config.max_signatures
+        per_shape = _PerShape(graph, specialise, limit, lambda reason: self._fallbacks.count(self._name, reason))
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
@@ -255,13 +257,20 @@ def _dtype(value: Any) -> torch.dtype | None:
 
 
 class _PerShape:
-    """A graph with symbolic shapes, made anew for each set of concrete ones, up to `Config.max_signatures`."""
+    """A graph with symbolic shapes, made anew for each set of concrete ones, up to `limit` of them; others run its operators."""
 
-    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph]) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
+        limit: int,
+        count: Callable[[str], None],
+    ) -> None:
         self._boxed_call = True
         self._graph = graph
         self._specialise = specialise
-        self._limit = current().max_signatures
+        self._limit = limit
+        self._count = count  # is told why a call runs as the original operators
         self._forms = Forms()
         self._made: dict[object, Callable[[list[Any]], Any]] = {}
         self._lock = threading.Lock()
@@ -269,7 +278,10 @@ class _PerShape:
     def __call__(self, arguments: list[Any]) -> Any:
         signature = tuple(map(_shape_key, arguments))
         made = self._made.get(signature) or self._new(signature, arguments)
-        return self._graph(*arguments) if made is None else made(arguments)
+        if made is not None:
+            return made(arguments)
+        self._count(f"called with more than {self._limit} sets of sizes; the option max_signatures allows more")
+        return self._graph(*arguments)
 
     def _new(self, signature: object, arguments: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
         """What serves calls with `arguments` from now on; None where it would be one too many. One thread makes one at a time."""
