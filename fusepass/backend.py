@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +61,17 @@ def fusepass_backend(
         raise ValueError(
             f"mode is {mode!r}; allowed is one of {names}; fusepass.optimize(model, cuda_graphs=True) replays graphs"
         )
-    return Backend("graph", {**_MODES[mode], **(options or {})})(graph, example_inputs)
+    return Backend(_named(graph), {**_MODES[mode], **(options or {})})(graph, example_inputs)
+
+
+def _named(graph: fx.GraphModule) -> str:
+    """What warnings call a graph of Dynamo's: it names the line of the user's program that the graph begins with."""
+    for node in graph.graph.nodes:
+        frames = re.findall(r'File "(.+)", line (\d+), in (.+)', node.meta.get("stack_trace") or "")
+        if frames:
+            file, line, function = frames[-1]
+            return f"graph of {function} ({Path(file).name}:{line})"
+    return "graph"
 
 
 _MODES: Mapping[str, Mapping[str, Any]] = {"default": {}, "max-autotune-no-cudagraphs": {"tune": "max"}}
@@ -138,8 +150,9 @@ class Backend:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
-        if _is_symbolic(graph) and _is_unbacked(graph):
-            return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
+        unbacked = next(filter(_is_unbacked, graph.graph.nodes), None) if _is_symbolic(graph) else None
+        if unbacked is not None:
+            return make_boxed_func(self._plain(graph, _reason(unbacked)))
         specialise = partial(self.specialise, applied=applied)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit = config.max_signatures
@@ -197,11 +210,18 @@ def _is_number(node: fx.Node) -> bool:
     return node.op != "placeholder" or any(user.target != "item" for user in node.users)
 
 
-def _is_unbacked(graph: fx.GraphModule) -> bool:
-    """Whether sizes or numbers in `graph` depend on data: no arguments say what they will be."""
-    return any(
-        node.meta.get("unbacked_bindings") or _HOST & {node.target} or _depends_on_data(node.meta.get("val"))
-        for node in graph.graph.nodes
+def _is_unbacked(node: fx.Node) -> bool:
+    """Whether a size or number depends on data: no arguments say what it will be."""
+    return bool(node.meta.get("unbacked_bindings") or _HOST & {node.target} or _depends_on_data(node.meta.get("val")))
+
+
+def _reason(node: fx.Node) -> str:
+    """Why a graph is not fused in which `node` is the first that gives a size or number that depends on data."""
+    if node.op == "placeholder":
+        return "the graph before it gives it sizes or numbers that depend on the values of tensors"
+    return (
+        f"what {node.target} gives has a size, or is a number, that depends on the values of tensors; without "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops and capture_scalar_outputs the graph ends there, and the rest is fused"
     )
 
 
