@@ -17,13 +17,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fusepass.capture.fast_paths import called_as_in_inference
+from fusepass.capture.functional import memory_order
+from fusepass.capture.overlaps import Overlaps
+from fusepass.capture.patched import unpatched
+from fusepass.capture.recurrent import drops_out
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.errors import CaptureError
-from fusepass.fast_paths import called_as_in_inference
-from fusepass.functional import memory_order
-from fusepass.overlaps import Overlaps
-from fusepass.patched import unpatched
-from fusepass.recurrent import drops_out
 
 
 @contextlib.contextmanager

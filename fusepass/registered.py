@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch._dynamo.backends.registry import register_backend
 
-from fusepass.backend import fusepass_backend
+from fusepass.training.backend import fusepass_backend
 
 register_backend(fusepass_backend, name="fusepass")
 

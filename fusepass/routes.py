@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from fusepass.apart import modes_apart
-from fusepass.fallbacks import FallbackCounter
-from fusepass.report import CaptureRoute, Report
+from fusepass.capture.threads import modes_apart
+from fusepass.report.report import CaptureRoute, Report
+from fusepass.runtime.fallbacks import FallbackCounter
 
 if TYPE_CHECKING:
-    from fusepass.specialise import Specialiser
+    from fusepass.dispatch.specialise import Specialiser
 
 Forward = Callable[..., Any]
 _FORCED = "force_compile_during_fx_trace"
@@ -67,7 +67,7 @@ class Dynamo:
     ) -> None:
         self._reports: list[Report] = []
         self._limit = min(limit, _MOST_RECOMPILATIONS)
-        from fusepass.backend import Backend  # Dynamo takes seconds to import
+        from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))
         self._compiled = torch.compile(forward, backend=backend)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fusepass import measure
-from fusepass.agreement import Agreement, Reference, Tolerance, Verdict, as_tuple, in_float64
-from fusepass.choice import EAGER, Choice
+from fusepass.autotune.ranking import LEAST_ROUNDS, Ratio, ranking
+from fusepass.autotune.work import Work
 from fusepass.config import current
-from fusepass.ranking import LEAST_ROUNDS, Ratio, ranking
-from fusepass.work import Work
+from fusepass.numerics.agreement import Agreement, Reference, Tolerance, Verdict, as_tuple, in_float64
+from fusepass.report.choice import EAGER, Choice
 
 _ROUNDS = 100
 _FEW_RUNS = 3

@@ -13,19 +13,19 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass import measure
-from fusepass.agreement import Verdict
-from fusepass.choice import EAGER, Choice
+from fusepass.autotune.trial import BUDGETS, OperatorsFail, checked, fastest
+from fusepass.autotune.work import Candidate, Work
 from fusepass.codegen import choices
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import cache_key
-from fusepass.codegen.schedule.arrangement import RULES
+from fusepass.codegen.schedule.overrides import RULES
 from fusepass.config import current
 from fusepass.errors import BuildError, FusepassWarning
+from fusepass.numerics.agreement import Verdict
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.copies import moves
-from fusepass.runtime import FusedRegion
-from fusepass.trial import BUDGETS, OperatorsFail, checked, fastest
-from fusepass.work import Candidate, Work
+from fusepass.report.choice import EAGER, Choice
+from fusepass.runtime.region import FusedRegion
 
 _MEMORY_SHARE = 0.25  # of what is free may be taken for inputs and results
 _RESULTS = 4  # that are held at once: the operators', a candidate's, their difference and its size
@@ -111,7 +111,7 @@ def reuse(work: Work, forms: Forms) -> None:
 
 def chosen_earlier(work: Work, forms: Forms) -> str | None:
     """The name of the variant that was chosen for the same region at other sizes."""
-    return forms.variants.get(_kind_of_region(work))
+    return forms.chosen.get(_kind_of_region(work))
 
 
 def remember(work: Work, forms: Forms) -> None:
@@ -121,7 +121,7 @@ def remember(work: Work, forms: Forms) -> None:
     """
     if work.candidate is None or work.reason is not None:
         return
-    forms.variants[_kind_of_region(work)] = work.candidate.name
+    forms.chosen[_kind_of_region(work)] = work.candidate.name
     decided = work.choice is not None and work.choice.reason in (None, _untimed())
     if decided and work.candidate.generated.general is not None:
         forms.choices[_kind_of_library(work)] = work.choice
@@ -227,7 +227,7 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             choice = Choice(next(iter(kept)), reason=untimed)
         else:
             like = [node.meta["val"] for node in work.arguments]
-            rivals = [each.name for each in work.candidates if each.variant.arrangement != RULES]
+            rivals = [each.name for each in work.candidates if each.spec.overrides != RULES]
             choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], rivals)
     return replace(choice, check=check, dropped=dropped)
 

@@ -16,11 +16,11 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from fusepass.backend import Backend, fusepass_backend
-from fusepass.compile import CompiledGraph
-from fusepass.draws import with_draws
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.errors import FusepassWarning
-from fusepass.fallbacks import FallbackCounter
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.training.backend import Backend, fusepass_backend
+from fusepass.training.draws import with_draws
 
 X = torch.randn(4, 6)
 

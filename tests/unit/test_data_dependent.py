@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.backend import Backend
-from fusepass.compile import CompiledGraph
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.training.backend import Backend
 
 x, count, times = torch.linspace(-2, 3, 30).view(5, 6), torch.tensor(3), torch.tensor([1, 2, 0, 3, 1])
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {

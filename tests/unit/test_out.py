@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
+from fusepass.capture.trace import Captured, CaptureFailure, capture
 
 
 class Calls(nn.Module):
@@ -156,7 +156,7 @@ def test_what_eager_raises_is_raised() -> None:
 def test_a_refusal_that_lasts_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "fusepass.specialise.capture", lambda *args, **kwargs: asked.append(1) or capture(*args, **kwargs)
+        "fusepass.dispatch.specialise.capture", lambda *args, **kwargs: asked.append(1) or capture(*args, **kwargs)
     )
     fused, x = fusepass.optimize(Calls(lambda x: (x * 2).requires_grad_())), torch.randn(3, 5)
     with torch.no_grad(), pytest.warns(fusepass.FusepassWarning):

@@ -20,8 +20,8 @@ from torch._dynamo.backends.registry import lookup_backend
 
 import fusepass
 import fusepass.patterns
-from fusepass.backend import fusepass_backend
 from fusepass.codegen import ir
+from fusepass.training.backend import fusepass_backend
 
 ROOT = Path(__file__).parents[2]
 PROJECT: Mapping[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -130,7 +130,7 @@ with torch.no_grad():
     eager = model(x)
     fused = torch.compile(model, backend="fusepass")(x)
     exact = model.double()(x.double())
-backend = sys.modules["fusepass.backend"]
+backend = sys.modules["fusepass.training.backend"]
 print(json.dumps({
     "backend": backend.__file__,
     "fused": (fused - exact).abs().max().item(),
@@ -147,7 +147,7 @@ print(json.dumps({
 def test_every_entry_point_can_be_loaded() -> None:
     points = importlib.metadata.distribution("fusepass").entry_points
     assert {(point.group, point.name, point.value) for point in points} == {
-        ("console_scripts", "fusepass", "fusepass.cli:main"),
+        ("console_scripts", "fusepass", "fusepass.cli.main:main"),
         ("torch_dynamo_backends", "fusepass", "fusepass.registered:entry_point"),
     }
     (command,) = points.select(group="console_scripts")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import capture, trial
-from fusepass.record import Recorder
+from fusepass.autotune import trial
+from fusepass.capture import trace
+from fusepass.capture.record import Recorder
 
 x = torch.linspace(-2, 2, 12).view(3, 4)
 MODEL = nn.Sequential(nn.Softmax(1), nn.GELU())
@@ -70,6 +71,6 @@ def test_layouts_are_found_without_draws_that_others_would_miss(monkeypatch: pyt
     graph.output((drawn,))
     before = torch.get_rng_state()
     monkeypatch.setattr(torch.random, "fork_rng", _breaks)
-    capture._lay_out(torch.fx.GraphModule(nn.Module(), graph), [x.t()])
+    trace._lay_out(torch.fx.GraphModule(nn.Module(), graph), [x.t()])
     assert torch.equal(torch.get_rng_state(), before)
     assert drawn.meta["val"].stride() == torch.bernoulli(x.t(), 0.5).stride()

@@ -16,10 +16,10 @@ from torch._dynamo.backends import registry
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusepass
-from fusepass.apart import tracing_apart
-from fusepass.backend import fusepass_backend
+from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.lowering.modes import without_modes
-from fusepass.report import CaptureRoute
+from fusepass.report.report import CaptureRoute
+from fusepass.training.backend import fusepass_backend
 from tests.unit.test_threads import together
 
 ROOT = Path(__file__).parents[2]
