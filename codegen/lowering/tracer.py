@@ -14,12 +14,10 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
+
+from fusepass.codegen.lowering.modes import without_modes
 
 Decompose = Callable[..., Any]
 
@@ -60,7 +58,7 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
 def relaid(tensor: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
     """A tensor like `layout` on the meta device, which the active tracer takes for `tensor`."""
     tracer = next(mode for mode in reversed(_get_current_dispatch_mode_stack()) if isinstance(mode, Tracer))
-    with _disable_current_modes():
+    with without_modes():
         other = meta_like(layout)
     tracer.bind(other, tracer.node_of(tensor))
     return other

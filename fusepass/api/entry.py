@@ -36,7 +36,7 @@ def explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     original = _module(model, "explain")
     specialiser = Specialiser(original, {})
     traced = _prepare(specialiser, original, args, kwargs)
-    trial = None if traced else _copy(original)
+    trial = None if traced else _copy(specialiser, original)
     if trial is not None:
         specialiser = Specialiser(trial, {})
         with torch.no_grad(), torch.random.fork_rng():
@@ -76,7 +76,7 @@ def _prepare(specialiser: Specialiser, model: nn.Module, args: tuple[Any, ...], 
     made = specialiser.prepare(args, kwargs)
     if not isinstance(made, CaptureFailure):
         return True
-    trial = _copy(model) if made.error is not None else None
+    trial = _copy(specialiser, model) if made.error is not None else None
     if trial is not None:
         args, kwargs = _copied_inputs(args, kwargs)
         try:
@@ -97,9 +97,11 @@ def _copied_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
     return copied
 
 
-def _copy(model: nn.Module) -> nn.Module | None:
-    """A copy of `model` to try something with; None where it cannot be copied."""
+def _copy(specialiser: Specialiser, model: nn.Module) -> nn.Module | None:
+    """A copy of `model` to try something with; None where it cannot be copied, which the report of `specialiser` says then."""
     try:
         return copy.deepcopy(model)
-    except Exception:  # a user's __deepcopy__, or an attribute such as a lock
+    except Exception as error:  # a user's __deepcopy__, or an attribute such as a lock
+        text = next(iter(str(error).splitlines()), "")
+        specialiser.refuse("copy", f"it cannot be copied for a trial call, {type(error).__name__}: {text}")
         return None

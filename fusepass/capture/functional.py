@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fusepass.codegen.lowering.modes import without_modes
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def memory_order(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
 
     Where elements share memory, in that of a tensor which is made like it (`torch.empty_like`): PyTorch's ties are its own.
     """
-    with _disable_current_modes():
+    with without_modes():
         dense = torch.empty_like(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"))
     order = sorted(range(tensor.dim()), key=dense.stride, reverse=True)
     return order, [order.index(dim) for dim in range(tensor.dim())]

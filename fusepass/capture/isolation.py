@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.capture.fast_paths import called_as_in_inference
 from fusepass.capture.functional import memory_order
 from fusepass.capture.overlaps import Overlaps
 from fusepass.capture.patched import unpatched
 from fusepass.capture.recurrent import drops_out
+from fusepass.codegen.lowering.modes import without_modes
 from fusepass.errors import CaptureError
 
 
@@ -83,13 +83,13 @@ _NUMPY = 1  # of the states that `_random_states` gives, the one whose generator
 
 
 def _random_states() -> tuple[Any, ...]:
-    with _disable_current_modes():
+    with without_modes():
         return random.getstate(), numpy.random.get_state(), torch.get_rng_state()
 
 
 def _set_random_states(states: tuple[Any, ...]) -> None:
     python, array, tensor = states
-    with _disable_current_modes():
+    with without_modes():
         random.setstate(python)
         numpy.random.set_state(array)
         torch.set_rng_state(tensor)
@@ -101,7 +101,7 @@ def _same(first: Any, second: Any) -> bool:
         if all(isinstance(number, int) for number in first):
             return bool(first == second)
         return all(map(_same, first, second))
-    with _disable_current_modes():
+    with without_modes():
         return bool(numpy.array_equal(first, second))
 
 
@@ -232,12 +232,15 @@ class Watched(TorchFunctionMode):
         """To be told of each call before it runs.
 
         Raises:
-            CaptureError: it puts other memory in place of a tensor's, has autograd follow it, depends on where in its memory
+            CaptureError: it puts other memory in place of a tensor's or resizes that, has autograd follow it, depends on where in its memory
                 an input begins, which no signature has, or draws from a generator that forward may have made or seeded,
                 which nobody sees.
         """
         if func == _SET_DATA:
             raise CaptureError("forward puts other memory in place of a tensor's (.data = ...)", final=True)
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an operator without its overload
+        if name in _REPLACING_MEMORY:
+            raise CaptureError(f"forward gives a tensor another shape or memory ({name})", final=True)
         if func in _ASKING_FOR_GRADIENTS:
             raise CaptureError("forward sets whether a tensor needs gradients", final=True)
         if _depends_on_offset(func, args, kwargs or {}) and memory_of(args[0]) in self._given:
@@ -257,6 +260,8 @@ def _depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return func is torch.Tensor.storage_offset
 
 
+_REPLACING_MEMORY = frozenset({"resize_", "resize_as_", "set_", "set_data"})
+"""Of functions and operators. Tracing makes views of what they resize, which have other elements where strides are not those of rows."""
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ASKING_FOR_GRADIENTS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
+from fusepass.codegen.lowering.modes import exports
 from fusepass.codegen.lowering.tracer import Tracer
 
 _lock = threading.Lock()
@@ -62,7 +63,21 @@ def tracing_apart() -> Iterator[None]:
     from torch._dynamo.convert_frame import compile_lock  # Dynamo takes seconds to import
     from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
-    with compile_lock, replaced(PythonKeyTracer, "trace", _trace):
+    with compile_lock, replaced(PythonKeyTracer, "trace", _trace), modes_apart():
+        yield
+
+
+@contextmanager
+def modes_apart() -> Iterator[None]:
+    """While open, PyTorch sees no modes of an export in another thread, and takes none away.
+
+    `torch.export` keeps its modes in one stack for all threads. This thread has one of its own, unless it is the one that exports.
+    """
+    if exports():
+        yield
+        return
+    stack = torch._ops._ModeStackStateForPreDispatch()
+    with replaced(torch._ops, "mode_stack_state_for_pre_dispatch", lambda: stack):
         yield
 
 

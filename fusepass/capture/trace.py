@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,13 +31,16 @@ from fusepass.capture.isolation import quiet_fake_tensors, whole_resampling
 from fusepass.capture.layouts import Following, Note, Noting
 from fusepass.capture.mutation import Exported, finish
 from fusepass.capture.naming import identifiers, input_text, positional_names
+from fusepass.capture.own_draws import drawn
 from fusepass.capture.record import Recorder, cloned, copy_of, cuda_devices
 from fusepass.capture.shim import Shim, clean_metadata
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.errors import CaptureError
+from fusepass.config import current
+from fusepass.errors import CaptureError, FusepassWarning
 from fusepass.guards.pystate import hooked_module
 from fusepass.guards.tensors import LiveTensors, Slot
+from fusepass.patterns.effects import is_random
 from fusepass.structure import KeyPath, Template, key_paths
 
 DEVICES = ("cpu", "cuda")
@@ -44,6 +48,8 @@ DEVICES = ("cpu", "cuda")
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _LONGEST_REASON = 200
+_OF_RECORDING = "while a forward was recorded that PyTorch's export traces"
+"""A note of errors that are raised when debugging."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,8 @@ def capture(
     except _DATA_DEPENDENT as error:  # tracing's own: the call is not at fault
         return CaptureFailure(_one_line(error))
     except Exception as error:  # whatever the model's Python raises under tracing
+        if _OF_RECORDING in getattr(error, "__notes__", ()):
+            raise
         return CaptureFailure(_one_line(error), error)
     finally:
         _state.captures -= 1
@@ -174,12 +182,19 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
     except Exception as error:  # the export knows more, and says what forward itself raises
         if isinstance(error, CaptureError) and error.only_children:
             raise
+        expected = isinstance(error, Declined | CaptureError)
         try:
             finished = finish(_export(shim, states, tensors, names))
         except _DATA_DEPENDENT:
-            if isinstance(error, Declined | CaptureError):
+            if expected:
                 raise
             raise error from None  # forward raised it for these values, of which the export knows nothing
+        if not expected:  # forward does not raise it: perhaps it is a bug of the recorder's
+            if current().debug:
+                error.add_note(_OF_RECORDING)
+                raise
+            text = f"{type(shim.model).__name__} is captured by PyTorch's export, which takes longer: recording it failed with "
+            warnings.warn(text + _one_line(error), FusepassWarning, stacklevel=2)
     clean_metadata(finished.graph.graph)
     assert shim.outputs is not None, "the model has run"
     return Captured(
@@ -288,6 +303,15 @@ def _copy(state: torch.Tensor) -> torch.Tensor:
 class _RealRun(fx.Interpreter):
     """Describes what each operator gives as eager lays it out; fake tensors guess, by rules that are not all eager's."""
 
+    def __init__(self, graph: fx.GraphModule, devices: Sequence[int]) -> None:
+        super().__init__(graph)
+        self._devices = devices
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_random(target):
+            return drawn(target, args, kwargs, self._devices)
+        return super().call_function(target, args, kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n.op == "call_function":
@@ -298,8 +322,12 @@ class _RealRun(fx.Interpreter):
 def _lay_out(graph: fx.GraphModule, tensors: Sequence[torch.Tensor]) -> None:
     """Run a functional graph once, for the strides of what its operators give; where one raises, the guesses stay."""
     plain = torch._C._DisableAutocast()  # the graph holds the casts
-    with torch.random.fork_rng(cuda_devices(tensors)), torch.no_grad(), plain, suppress(Exception):
-        _RealRun(graph).run(*tensors)
+    with torch.no_grad(), plain, suppress(*_OF_OPERATORS):
+        _RealRun(graph, cuda_devices(tensors)).run(*tensors)
+
+
+_OF_OPERATORS = (RuntimeError, IndexError, ValueError, ZeroDivisionError)
+"""What PyTorch's operators raise for arguments or numbers that they do not take."""
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

@@ -17,12 +17,12 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.dropout import kept as computed
 from fusepass.codegen.lowering.dropout import share_kept
+from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import Spec, meta_like
 from fusepass.patterns.aliasing import base, readers
 from fusepass.patterns.effects import is_random
@@ -152,7 +152,7 @@ def rule_of(device: torch.device) -> Rule | None:
     """The rule on `device`; None where there is no such device, or while a CUDA graph is captured."""
     if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         return None
-    with _disable_current_modes(), torch.no_grad():  # graphs are cut under AOTAutograd's fake tensor mode
+    with without_modes(), torch.no_grad():  # graphs are cut under AOTAutograd's fake tensor mode
         return _tried(torch.cuda.current_device() if device.index is None else device.index)
 
 

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fusepass.capture.threads import modes_apart
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 
 Forward = Callable[..., Any]
+_FORCED = "force_compile_during_fx_trace"
+"""An option of Dynamo's: that a trace is under way is said of the process, but here it is another thread's."""
 _MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
 
 
@@ -85,9 +88,11 @@ class Dynamo:
             "suppress_errors": True,
             "recompile_limit": self._limit,
             "use_numpy_random_stream": True,
-            "error_on_nested_fx_trace": False,  # that one is under way is said of the process: it may be another thread's
+            "error_on_nested_fx_trace": False,
         }
-        with torch._dynamo.config.patch(asked):
+        if hasattr(torch._dynamo.config, _FORCED):  # not in PyTorch 2.11
+            asked[_FORCED] = True
+        with modes_apart(), torch._dynamo.config.patch(asked):
             return self._compiled(*args, **kwargs)
 
     def reports(self) -> list[Report]:

@@ -274,7 +274,7 @@ class Specialiser:
         start = time.perf_counter()
         conditional = sum(bool(made.captured.conditions) for made in self.table)
         branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
-        with collector_paused():
+        with collector_paused(), override(**self._options):
             captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
         if isinstance(captured, CaptureFailure):

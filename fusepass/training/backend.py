@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +18,14 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
 from fusepass.capture.isolation import whole_resampling
 from fusepass.capture.threads import made_concrete, tracing_apart
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
-from fusepass.config import current, override
+from fusepass.config import override
 from fusepass.patterns.simplify import Application
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
@@ -59,7 +61,17 @@ def fusepass_backend(
         raise ValueError(
             f"mode is {mode!r}; allowed is one of {names}; fusepass.optimize(model, cuda_graphs=True) replays graphs"
         )
-    return Backend("graph", {**_MODES[mode], **(options or {})})(graph, example_inputs)
+    return Backend(_named(graph), {**_MODES[mode], **(options or {})})(graph, example_inputs)
+
+
+def _named(graph: fx.GraphModule) -> str:
+    """What warnings call a graph of Dynamo's: it names the line of the user's program that the graph begins with."""
+    for node in graph.graph.nodes:
+        frames = re.findall(r'File "(.+)", line (\d+), in (.+)', node.meta.get("stack_trace") or "")
+        if frames:
+            file, line, function = frames[-1]
+            return f"graph of {function} ({Path(file).name}:{line})"
+    return "graph"
 
 
 _MODES: Mapping[str, Mapping[str, Any]] = {"default": {}, "max-autotune-no-cudagraphs": {"tune": "max"}}
@@ -138,10 +150,13 @@ class Backend:
         context = TracingContext.try_get()
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
-        if _is_symbolic(graph) and _is_unbacked(graph):
-            return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
+        unbacked = next(filter(_is_unbacked, graph.graph.nodes), None) if _is_symbolic(graph) else None
+        if unbacked is not None:
+            return make_boxed_func(self._plain(graph, _reason(unbacked)))
         specialise = partial(self.specialise, applied=applied)
-        per_shape = _PerShape(graph, specialise)
+        with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
+            limit = config.max_signatures
+        per_shape = _PerShape(graph, specialise, limit, lambda reason: self._fallbacks.count(self._name, reason))
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
@@ -149,7 +164,7 @@ class Backend:
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
-        with override(**self._options), _disable_current_modes():
+        with override(**self._options), without_modes():
             compiled = compile_graph(
                 graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied, emptying=True
             )
@@ -195,11 +210,18 @@ def _is_number(node: fx.Node) -> bool:
     return node.op != "placeholder" or any(user.target != "item" for user in node.users)
 
 
-def _is_unbacked(graph: fx.GraphModule) -> bool:
-    """Whether sizes or numbers in `graph` depend on data: no arguments say what they will be."""
-    return any(
-        node.meta.get("unbacked_bindings") or _HOST & {node.target} or _depends_on_data(node.meta.get("val"))
-        for node in graph.graph.nodes
+def _is_unbacked(node: fx.Node) -> bool:
+    """Whether a size or number depends on data: no arguments say what it will be."""
+    return bool(node.meta.get("unbacked_bindings") or _HOST & {node.target} or _depends_on_data(node.meta.get("val")))
+
+
+def _reason(node: fx.Node) -> str:
+    """Why a graph is not fused in which `node` is the first that gives a size or number that depends on data."""
+    if node.op == "placeholder":
+        return "the graph before it gives it sizes or numbers that depend on the values of tensors"
+    return (
+        f"what {node.target} gives has a size, or is a number, that depends on the values of tensors; without "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops and capture_scalar_outputs the graph ends there, and the rest is fused"
     )
 
 
@@ -255,13 +277,20 @@ def _dtype(value: Any) -> torch.dtype | None:
 
 
 class _PerShape:
-    """A graph with symbolic shapes, made anew for each set of concrete ones, up to `Config.max_signatures`."""
+    """A graph with symbolic shapes, made anew for each set of concrete ones, up to `limit` of them; others run its operators."""
 
-    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph]) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
+        limit: int,
+        count: Callable[[str], None],
+    ) -> None:
         self._boxed_call = True
         self._graph = graph
         self._specialise = specialise
-        self._limit = current().max_signatures
+        self._limit = limit
+        self._count = count  # is told why a call runs as the original operators
         self._forms = Forms()
         self._made: dict[object, Callable[[list[Any]], Any]] = {}
         self._lock = threading.Lock()
@@ -269,7 +298,10 @@ class _PerShape:
     def __call__(self, arguments: list[Any]) -> Any:
         signature = tuple(map(_shape_key, arguments))
         made = self._made.get(signature) or self._new(signature, arguments)
-        return self._graph(*arguments) if made is None else made(arguments)
+        if made is not None:
+            return made(arguments)
+        self._count(f"called with more than {self._limit} sets of sizes; the option max_signatures allows more")
+        return self._graph(*arguments)
 
     def _new(self, signature: object, arguments: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
         """What serves calls with `arguments` from now on; None where it would be one too many. One thread makes one at a time."""

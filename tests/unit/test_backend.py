@@ -134,14 +134,27 @@ def test_dynamic_shapes_are_specialised(backend: Backend, made: list[CompiledGra
     assert all(isinstance(size, int) for value in values for size in value.shape)
 
 
-def test_dynamic_shapes_are_bounded(made: list[CompiledGraph]) -> None:
-    net = Net()
-    compiled = torch.compile(net, backend=Backend("test", {"max_signatures": 2}, observe=made.append), dynamic=True)
-    with torch.no_grad():
-        for size in (3, 4, 5, 6):
-            x = torch.randn(size, 6)
-            close(compiled(x), net(x))
-    assert len(made) == 2
+@pytest.mark.parametrize("gradients", [False, True])
+def test_dynamic_shapes_are_bounded(made: list[CompiledGraph], gradients: bool) -> None:
+    """Sizes beyond the bound run the original operators, which is counted, with one warning."""
+    net, fallbacks = Net(), FallbackCounter()
+    backend = Backend("test", {"max_signatures": 2, "tune": "off"}, fallbacks=fallbacks, observe=made.append)
+    compiled = torch.compile(net, backend=backend, dynamic=True)
+    told: list[str] = []
+    for size in (3, 4, 5, 6):
+        x = torch.randn(size, 6, requires_grad=gradients)
+        with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(gradients):
+            warnings.simplefilter("always")
+            result = compiled(x)
+            close(result, net(x))
+            if gradients:
+                close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (result, net(x))))
+        told += [str(each.message) for each in caught if each.category is FusepassWarning]
+    graphs = 2 if gradients else 1
+    assert len(made) == 2 * graphs
+    reason = "called with more than 2 sets of sizes; the option max_signatures allows more"
+    assert told == [f"test runs as the original operators: {reason}"]
+    assert [(each.reason, each.count) for each in fallbacks.records()] == [(reason, 2 * graphs)]
 
 
 def test_sizes_in_results(backend: Backend) -> None:

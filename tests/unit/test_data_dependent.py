@@ -51,6 +51,15 @@ def test_sizes_that_depend_on_data_serve_with_gradients(name: str) -> None:
     torch.testing.assert_close(*found)
 
 
+def test_the_warning_says_where_and_which_operator() -> None:
+    def masked(x: Tensor) -> Tensor:
+        return (x * 2 + 1)[x > 0] * 3
+
+    place = r"graph of masked \(test_data_dependent\.py:\d+\) runs as the original operators: what aten\.index\.Tensor gives"
+    with pytest.warns(fusepass.FusepassWarning, match=place):
+        torch.testing.assert_close(torch.compile(masked, backend="fusepass")(x), masked(x))
+
+
 def test_batch_norm_in_training_fuses_with_dynamic_sizes() -> None:
     """Its momentum is a number of Python's, which Dynamo makes dynamic until AOTAutograd asks for it to be none."""
     made: list[CompiledGraph] = []

@@ -103,6 +103,33 @@ def test_an_input_that_gets_another_shape(function: Callable[[Tensor, Tensor], T
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.resize_(2, 3).tanh(),
+        lambda x: torch.ops.aten.resize_.default(x, [2, 3]).tanh(),
+        lambda x: x.t().resize_(2, 2).tanh() * 2,
+        lambda x: (x * 2).view(1, 4, 2, 2).resize_(1, 2, 2, 2, memory_format=torch.channels_last).tanh() * 2,
+        lambda x: x.resize_as_(torch.empty(2, 2)) * 2,
+        lambda x: torch.ops.aten.set_.source_Tensor(x, torch.ones(2, 2)).tanh(),
+        lambda x: torch.ops.aten.set_data(x, torch.ones(2, 2)) or x.tanh(),
+        lambda x: setattr(x, "data", torch.ones(2, 2)) or x.tanh(),
+    ],
+)
+def test_what_replaces_memory_is_left_to_the_original(function: Callable[[Tensor], Tensor]) -> None:
+    mine, theirs = (torch.arange(16.0).reshape(4, 4) / 7 for _ in range(2))
+    with torch.no_grad():
+        assert fusepass.explain(Calls(function), mine).reason is not None
+        assert mine.shape == (4, 4)
+        fused = fusepass.optimize(Calls(function), tune="off")
+        with pytest.warns(fusepass.FusepassWarning):
+            result, expected = fused(mine), function(theirs)
+    for value, eager in ((result, expected), (mine, theirs)):
+        assert value.stride() == eager.stride()
+        assert torch.equal(value, eager)
+    assert fused.report().fallbacks
+
+
+@pytest.mark.parametrize(
     ("function", "reason"),
     [
         (lambda x: (x * 2).requires_grad_(), "needs gradients"),
