@@ -200,8 +200,8 @@ def test_nothing_is_loaded_but_what_was_compared() -> None:
     ]
     assert loads == [
         ("build.py", "_loaded[library] = ctypes.CDLL(path)"),
+        ("fast_path.py", "entry = getattr(ctypes.PyDLL(path), _ENTRY)"),
         ("pages.py", "function = ctypes.CDLL(None).madvise"),
-        ("quick.py", "entry = getattr(ctypes.PyDLL(path), _ENTRY)"),
     ]
 
 
