@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dim
 from fusepass.gradients import DECOMPOSITIONS
 from fusepass.isolation import whole_resampling
 from fusepass.joint import partition_joint
+from fusepass.memory import untraceable, unusual_kind
 from fusepass.patterns.simplify import Application
 from fusepass.structure import Template
 
@@ -90,6 +92,10 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
+        fakes = (value for value in example_inputs if isinstance(value, torch.Tensor))
+        reason = next((reason for fake in fakes if (reason := untraceable(fake)) is not None), None)
+        if reason is not None:
+            return self._plain(graph, reason)
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)
             try:
@@ -141,7 +147,7 @@ class Backend:
         if _is_symbolic(graph) and _is_unbacked(graph):
             return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
         specialise = partial(self.specialise, applied=applied)
-        per_shape = _PerShape(graph, specialise)
+        per_shape = _PerShape(graph, specialise, _Unfused(graph, partial(self._fallbacks.count, self._name)))
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
@@ -237,6 +243,7 @@ class _AsTraced:
         self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
     ) -> None:
         self._boxed_call = True  # to AOTAutograd
+        self._unfused = per_shape.unfused
         self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
         self._per_shape = per_shape
         self._run = _boxed(specialise(graph))
@@ -244,9 +251,13 @@ class _AsTraced:
 
     def __call__(self, arguments: list[Any]) -> Any:
         if not self._compared:  # what calls the graph gives the same types each time
-            if [_dtype(argument) for argument in arguments] != self._dtypes:
+            if self._unfused.serves(arguments, self._unfused.known):
+                self._run = self._unfused
+            elif [_dtype(argument) for argument in arguments] != self._dtypes:
                 self._run = self._per_shape
             self._compared = True
+        if self._unfused.gradients and self._unfused.serves(arguments, self._unfused.gradients):
+            return self._unfused(arguments)
         return self._run(arguments)
 
 
@@ -254,11 +265,53 @@ def _dtype(value: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
 
 
+class _Unfused:
+    """A graph as it was traced, boxed: for arguments with which no kernel can be called.
+
+    Dynamo compares the dispatch keys of inputs, but not of the gradients that backward gets, which may be of any kind.
+
+    Attributes:
+        known: the arguments that are of the same kind in each call.
+        gradients: the others, as only a backward graph has them; else None.
+    """
+
+    def __init__(self, graph: fx.GraphModule, count: Callable[[str], None]) -> None:
+        self._boxed_call = True
+        self._graph, self._count = graph, count
+        nodes = graph.graph.find_nodes(op="placeholder")
+        first = next((i for i, node in enumerate(nodes) if str(node.target).startswith("tangents")), None)
+        self.known, self.gradients = slice(first), None if first is None else slice(first, None)
+        self._taken_for_plain = [_taken_for_plain(node.meta.get("val")) for node in nodes]
+
+    def serves(self, arguments: Sequence[Any], some: slice = slice(None)) -> bool:
+        """Whether one of these `arguments` is not the plain tensor that tracing took it for, which is counted."""
+        plain = compress(arguments[some], self._taken_for_plain[some])
+        reason = next((reason for argument in plain if (reason := unusual_kind(argument)) is not None), None)
+        if reason is None:
+            return False
+        self._count(reason)
+        return True
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return self._graph(*values)
+
+
+def _taken_for_plain(value: Any) -> bool:
+    """Whether tracing took the argument of this description for plain memory; it knows some others, which regions leave out."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return strided and not (value.is_neg() or value.is_conj() or value.is_quantized or value.device.type == "meta")
+
+
 class _PerShape:
     """A graph with symbolic shapes, made anew for each set of concrete ones, up to `Config.max_signatures`."""
 
-    def __init__(self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph]) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule, Forms], CompiledGraph], unfused: _Unfused
+    ) -> None:
         self._boxed_call = True
+        self.unfused = unfused
         self._graph = graph
         self._specialise = specialise
         self._limit = current().max_signatures
@@ -267,6 +320,8 @@ class _PerShape:
         self._lock = threading.Lock()
 
     def __call__(self, arguments: list[Any]) -> Any:
+        if self.unfused.serves(arguments):
+            return self.unfused(arguments)
         signature = tuple(map(_shape_key, arguments))
         made = self._made.get(signature) or self._new(signature, arguments)
         return self._graph(*arguments) if made is None else made(arguments)

@@ -34,6 +34,7 @@ _guards: Any = torch._C._dynamo.guards
 _dict_version: Callable[[dict[Any, Any]], int] = _guards.dict_version
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_is_nested: Callable[[torch.Tensor], bool] = operator.attrgetter("is_nested")
 _function_mode_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 
@@ -162,6 +163,8 @@ class Signature:
                 return None
             states = found
         arguments = (*states, *tensors)
+        if any(map(_is_nested, tensors)):  # it has no sizes to compare: `TensorGuards` would end the process
+            return None
         if (
             (stand_ins is not None or not self._same_tensors(*arguments))
             and not (self._inputs_guard.check(*(stand_ins or tensors)) and self._states_guard.check(*states))
@@ -231,6 +234,8 @@ class Signature:
         """The model's tensors, after all of its Python state was compared; None where that is another."""
         version = sum(map(_dict_version, self._dicts))  # first: what changes meanwhile is noticed at the next call
         states = self._live.now() if self._python.unchanged() else None
+        if states is not None and any(map(_is_nested, states)):
+            return None
         if states is not None:
             self._seen = version, states
         return states
