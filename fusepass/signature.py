@@ -34,7 +34,6 @@ _guards: Any = torch._C._dynamo.guards
 _dict_version: Callable[[dict[Any, Any]], int] = _guards.dict_version
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-_is_nested: Callable[[torch.Tensor], bool] = operator.attrgetter("is_nested")
 _function_mode_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 
@@ -163,7 +162,8 @@ class Signature:
                 return None
             states = found
         arguments = (*states, *tensors)
-        if any(map(_is_nested, tensors)):  # it has no sizes to compare: `TensorGuards` would end the process
+        # A nested tensor has no sizes to compare: `TensorGuards` would end the process.
+        if any(getattr(tensor, "is_nested", False) for tensor in tensors):
             return None
         if (
             (stand_ins is not None or not self._same_tensors(*arguments))
@@ -234,7 +234,7 @@ class Signature:
         """The model's tensors, after all of its Python state was compared; None where that is another."""
         version = sum(map(_dict_version, self._dicts))  # first: what changes meanwhile is noticed at the next call
         states = self._live.now() if self._python.unchanged() else None
-        if states is not None and any(map(_is_nested, states)):
+        if states is not None and any(state.is_nested for state in states):
             return None
         if states is not None:
             self._seen = version, states
