@@ -21,12 +21,12 @@ from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
-from fusepass.fallbacks import FallbackCounter
 from fusepass.memory import has_elements_nowhere
-from fusepass.meta import Meta, as_seen, with_strides
-from fusepass.pages import LEAST_BYTES, prefer_large
-from fusepass.quick import Launch, launcher
-from fusepass.shorter import shorter
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.fast_path import Launch, launcher
+from fusepass.runtime.meta import Meta, as_seen, with_strides
+from fusepass.runtime.operators import shorter
+from fusepass.runtime.pages import LEAST_BYTES, prefer_large
 
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge

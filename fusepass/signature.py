@@ -21,12 +21,12 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from fusepass import quick
-from fusepass.capture import Captured
-from fusepass.edits import Code
-from fusepass.pystate import PythonState
-from fusepass.surroundings import Surroundings
-from fusepass.tensors import LiveTensors
+from fusepass.capture.trace import Captured
+from fusepass.guards.edits import Code
+from fusepass.guards.pystate import PythonState
+from fusepass.guards.surroundings import Surroundings
+from fusepass.guards.tensors import LiveTensors
+from fusepass.runtime import fast_path
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -222,7 +222,7 @@ class Signature:
         return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), arity, inputs, (), ())
 
     def _call(self, *rest: Any) -> Any:
-        made = quick.types()
+        made = fast_path.types()
         if made is None or self._python.others or self._devices:
             return None
         try:

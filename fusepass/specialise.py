@@ -12,24 +12,24 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fusepass.branches import MOST_BRANCHES
-from fusepass.capture import CaptureFailure, capture, capturing
+from fusepass.capture.branches import MOST_BRANCHES
+from fusepass.capture.trace import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
-from fusepass.compile import compile_graph
+from fusepass.compile.pipeline import compile_graph
 from fusepass.config import override
-from fusepass.detours import Detours
-from fusepass.fallbacks import FallbackCounter
+from fusepass.dispatch.capture_fallback import Route, Untouched
+from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
+from fusepass.dispatch.signature import distinct, obstacle
+from fusepass.dispatch.signatures import Table
+from fusepass.dispatch.specialisation import Specialisation
 from fusepass.garbage import collector_paused
-from fusepass.quick import MISSED
-from fusepass.report import CaptureRoute, Report
-from fusepass.routes import Route, Untouched
-from fusepass.signature import distinct, obstacle
-from fusepass.signatures import Table
-from fusepass.specialisation import Specialisation
+from fusepass.report.report import CaptureRoute, Report
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.fast_path import MISSED
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
-    from fusepass.profile import Profile
+    from fusepass.profiling.profile import Profile
 _MOST_CONDITIONAL = 4
 """Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
 
@@ -52,7 +52,7 @@ class Specialiser:
         dynamo: whether Dynamo may serve what cannot be traced.
     """
 
-    # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
+    # Slots, so that `fusepass.guards.pystate` does not take what happens here for the state of a model around it.
     __slots__ = (
         "_detours",
         "_fallbacks",
@@ -86,7 +86,7 @@ class Specialiser:
         self._fallbacks = FallbackCounter()
         self._forms = Forms()
         self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
-        self._detours = Detours(
+        self._capture_fallbacks = CaptureFallbacks(
             model,
             self._name,
             self._options,
@@ -154,7 +154,7 @@ class Specialiser:
         made = self.prepare(args, kwargs)
         if isinstance(made, CaptureFailure):
             return made
-        from fusepass.profiler import profile  # seldom wanted
+        from fusepass.profiling.profiler import profile  # seldom wanted
 
         tensors, _ = Template.of((args, kwargs))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
@@ -164,7 +164,7 @@ class Specialiser:
 
     def report(self) -> Report:
         """What was fused so far, and what was not."""
-        routes, refusals = self._detours.routes, self._detours.refusals
+        routes, refusals = self._capture_fallbacks.routes, self._capture_fallbacks.refusals
         reports = [made.report for made in self.table]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
         reports += [report for route in routes for report in route.reports()]
@@ -246,7 +246,7 @@ class Specialiser:
                 return self.original(*args, **kwargs)
         key = inputs.key, self._training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
         with self._lock:
-            route = self._detours.get(key)
+            route = self._capture_fallbacks.get(key)
             found = None if route else self._find(tensors, inputs)
             reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
             failure = None
@@ -254,7 +254,7 @@ class Specialiser:
                 made = self._specialise(args, kwargs, tensors)
                 if isinstance(made, CaptureFailure):
                     failure, reason = made, made.reason
-                    route = None if failure.error else self._detours.conclude(key, failure, config)
+                    route = None if failure.error else self._capture_fallbacks.conclude(key, failure, config)
                 else:
                     bound = made.bind(tensors, distinct(tensors))
                     found = None if bound is None else (made, bound)
@@ -262,13 +262,13 @@ class Specialiser:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
             result = self._run_original(args, kwargs, failure.reason)
             with self._lock:
-                self._detours.conclude(key, failure, config)
+                self._capture_fallbacks.conclude(key, failure, config)
             return result
         if route is not None:
             if isinstance(route, Untouched) and not kwargs and next(iter(self.table), None) is None:
                 kind = self._kind(args)
                 self._left = self._left if kind is None else (kind, route)
-            return self._detours.run(key, route, tensors, args, kwargs)
+            return self._capture_fallbacks.run(key, route, tensors, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
@@ -307,7 +307,7 @@ class Specialiser:
 
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
-        self._detours.refuse(step, reason)
+        self._capture_fallbacks.refuse(step, reason)
 
 
 def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

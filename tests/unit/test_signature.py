@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from fusepass.capture import Captured, capture
-from fusepass.signature import Signature, obstacle, settings
+from fusepass.capture.trace import Captured, capture
+from fusepass.dispatch.signature import Signature, obstacle, settings
 from fusepass.structure import Template, flatten, key_paths, plain_key
 from tests.support.precision import cudnn
 

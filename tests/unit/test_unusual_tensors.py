@@ -74,7 +74,7 @@ _ENDED_THE_PROCESS = """
 import warnings
 import torch
 import fusepass
-from fusepass import quick
+from fusepass.runtime import fast_path
 from tests.unit.test_unusual_tensors import KINDS, X, Buffered, Chain
 
 warnings.simplefilter("ignore")
