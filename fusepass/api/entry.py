@@ -51,10 +51,18 @@ def _module(model: object, function: str) -> nn.Module:
         return model
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise TypeError(f"fusepass.{function} takes an instance of {model.__name__}, not the class; call it first")
-    raise TypeError(
-        f"fusepass.{function} takes a torch.nn.Module, not a {type(model).__name__}; "
-        "put a function into the forward method of a module"
-    )
+    raise TypeError(f"fusepass.{function} takes a torch.nn.Module, not a {type(model).__name__}; {_instead(model)}")
+
+
+def _instead(other: object) -> str:
+    """What to pass in place of something that is no module."""
+    if callable(getattr(other, "module", None)):  # as torch.export's programs have
+        return "pass its .module()"
+    if isinstance(getattr(other, "__self__", None), nn.Module):
+        return "pass the module that it is a method of"
+    if isinstance(other, list | tuple):
+        return "put several into one, such as torch.nn.Sequential"
+    return "put a function into the forward method of a module"
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

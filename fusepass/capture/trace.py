@@ -41,6 +41,7 @@ from fusepass.errors import CaptureError, FusepassWarning
 from fusepass.guards.pystate import hooked_module
 from fusepass.guards.tensors import LiveTensors, Slot
 from fusepass.patterns.effects import is_random
+from fusepass.runtime.memory import unusual
 from fusepass.structure import KeyPath, Template, key_paths
 
 DEVICES = ("cpu", "cuda")
@@ -113,7 +114,7 @@ def capture(
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         final = isinstance(model, torch.jit.ScriptModule)
-        return CaptureFailure("a part of it is TorchScript, which has no Python to trace", final=final)
+        return CaptureFailure("a part of it is TorchScript, which has no Python to trace", final=final, lasting=final)
     live = LiveTensors(model)
     tensors, inputs = Template.of((args, kwargs))
     refused = _refusal(model, inputs, [*live.tensors, *tensors])
@@ -153,6 +154,9 @@ def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]
             return CaptureFailure(f"a tensor is a {type(tensor).__name__}", final=True)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return CaptureFailure("a tensor is sparse, quantized, or lazily conjugated or negated", final=True)
+        reason = unusual(tensor)
+        if reason is not None:
+            return CaptureFailure(reason, final=True)
     if inputs.opaque is not None:
         return CaptureFailure(f"an input is a {type(inputs.opaque).__name__}, which has no comparable value")
     hooked = hooked_module(model)

@@ -162,6 +162,9 @@ class Signature:
                 return None
             states = found
         arguments = (*states, *tensors)
+        # A nested tensor has no sizes to compare: `TensorGuards` would end the process.
+        if any(getattr(tensor, "is_nested", False) for tensor in tensors):
+            return None
         if (
             (stand_ins is not None or not self._same_tensors(*arguments))
             and not (self._inputs_guard.check(*(stand_ins or tensors)) and self._states_guard.check(*states))
@@ -231,6 +234,8 @@ class Signature:
         """The model's tensors, after all of its Python state was compared; None where that is another."""
         version = sum(map(_dict_version, self._dicts))  # first: what changes meanwhile is noticed at the next call
         states = self._live.now() if self._python.unchanged() else None
+        if states is not None and any(state.is_nested for state in states):
+            return None
         if states is not None:
             self._seen = version, states
         return states

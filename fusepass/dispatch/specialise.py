@@ -118,7 +118,12 @@ class Specialiser:
         """What decides about the route of a call with tensors alone that records no gradients; None for other calls."""
         if torch.is_grad_enabled() or any(type(arg) is not torch.Tensor for arg in args):
             return None
-        return self._model.training, *(arg.dim() for arg in args)
+        return self._training, *(arg.dim() for arg in args)
+
+    @property
+    def _training(self) -> bool | None:
+        """The model's mode; None of what has none, such as frozen TorchScript."""
+        return getattr(self._model, "training", None)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same inside of torch.compile or torch.export; specialises nothing, and nothing serves sizes left open."""
@@ -239,7 +244,7 @@ class Specialiser:
         with override(**self._options) as config:
             if not config.fuses:
                 return self.original(*args, **kwargs)
-        key = inputs.key, self._model.training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        key = inputs.key, self._training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
         with self._lock:
             route = self._capture_fallbacks.get(key)
             found = None if route else self._find(tensors, inputs)

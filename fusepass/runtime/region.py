@@ -23,6 +23,7 @@ from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.fast_path import Launch, launcher
+from fusepass.runtime.memory import has_elements_nowhere
 from fusepass.runtime.meta import Meta, as_seen, with_strides
 from fusepass.runtime.operators import shorter
 from fusepass.runtime.pages import LEAST_BYTES, prefer_large
@@ -227,7 +228,7 @@ def _launcher(
     program, device = region.generated.program, region.device
     scope: dict[str, Any] = {
         "__name__": "fusepass.generated", "entry": entry.call, "region": region, "torch": torch, "empty": _EMPTY[device.type],
-        "failed": _failed, "with_strides": with_strides,
+        "failed": _failed, "with_strides": with_strides, "without_memory": _without_memory,
     }  # fmt: skip
     arguments = [f"a{number}" for number in range(len(region.inputs))]
     names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
@@ -281,6 +282,7 @@ def _launcher(
         body.append("base = workspace.data_ptr()")
     passed: list[str] = []
     places: list[tuple[int, int, int]] = []
+    there: list[str] = []  # addresses that are 0 only of a tensor without memory
     for buffer in pointers:
         if buffer.role is Role.TEMP:
             places.append((2, 0, offsets[buffer.name]))
@@ -289,6 +291,7 @@ def _launcher(
             places.append((0, arguments.index(names[buffer.name]), 0) if plain else (0, 0, 0))
             body.append(f"p{len(passed)} = {names[buffer.name]}.data_ptr()")
             passed.append(f"p{len(passed)}")
+            there += [passed[-1]] if buffer.nbytes else []
         else:
             places.append((1, given.index(buffer.name), 0) if plain else (0, 0, 0))
             passed.append(f"{names[buffer.name]}.data_ptr()")
@@ -308,6 +311,8 @@ def _launcher(
         text for text, buffer in zip(passed, pointers, strict=False)
         if buffer.role is Role.INPUT or names.get(buffer.name) in targets
     ]  # fmt: skip
+    if there:
+        body.append(f"if not ({' and '.join(there)}): return without_memory(region, ({', '.join(arguments)},))")
     if from_outside:
         body.append(f"if ({' | '.join(from_outside)}) & {_VECTOR - 1}:")
         if targets:
@@ -379,6 +384,21 @@ def _copying(run: Callable[..., Result], written: Mapping[int, int]) -> Callable
 
 def _in_tuple(function: Callable[..., Any], *arguments: Any) -> tuple[Any]:
     return (function(*arguments),)
+
+
+def _without_memory(region: FusedRegion, arguments: tuple[torch.Tensor, ...]) -> Result:
+    """What the original makes of `arguments`, of which one that kernels read has no address: its operators know zeros that were never written.
+
+    Raises:
+        RuntimeError: the memory of one was released, as by ``tensor.untyped_storage().resize_(0)``; reading it would end the process.
+    """
+    for number, argument in enumerate(arguments):
+        if has_elements_nowhere(argument):
+            raise RuntimeError(
+                f"{region.name}: argument {number}, {argument.dtype}{list(argument.shape)}, has elements but no memory: its "
+                "storage was resized to nothing"
+            )
+    return region.original(*arguments)
 
 
 def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import override
 from fusepass.patterns.simplify import Application
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.memory import untraceable, unusual_kind
 from fusepass.structure import Template
 from fusepass.training.attention import with_attention
 from fusepass.training.draws import with_draws
@@ -102,6 +104,10 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
+        fakes = (value for value in example_inputs if isinstance(value, torch.Tensor))
+        reason = next((reason for fake in fakes if (reason := untraceable(fake)) is not None), None)
+        if reason is not None:
+            return self._plain(graph, reason)
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)
             try:
@@ -156,7 +162,8 @@ class Backend:
         specialise = partial(self.specialise, applied=applied)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit = config.max_signatures
-        per_shape = _PerShape(graph, specialise, limit, lambda reason: self._fallbacks.count(self._name, reason))
+        unfused = _Unfused(graph, partial(self._fallbacks.count, self._name))
+        per_shape = _PerShape(graph, specialise, limit, unfused)
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
@@ -259,6 +266,7 @@ class _AsTraced:
         self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
     ) -> None:
         self._boxed_call = True  # to AOTAutograd
+        self._unfused = per_shape.unfused
         self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
         self._per_shape = per_shape
         self._run = _boxed(specialise(graph))
@@ -266,14 +274,58 @@ class _AsTraced:
 
     def __call__(self, arguments: list[Any]) -> Any:
         if not self._compared:  # what calls the graph gives the same types each time
-            if [_dtype(argument) for argument in arguments] != self._dtypes:
+            if self._unfused.serves(arguments, self._unfused.known):
+                self._run = self._unfused
+            elif [_dtype(argument) for argument in arguments] != self._dtypes:
                 self._run = self._per_shape
             self._compared = True
+        if self._unfused.gradients and self._unfused.serves(arguments, self._unfused.gradients):
+            return self._unfused(arguments)
         return self._run(arguments)
 
 
 def _dtype(value: Any) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+class _Unfused:
+    """A graph as it was traced, boxed: for arguments with which no kernel can be called.
+
+    Dynamo compares the dispatch keys of inputs, but not of the gradients that backward gets, which may be of any kind.
+
+    Attributes:
+        count: is told why a call runs as the original operators.
+        known: the arguments that are of the same kind in each call.
+        gradients: the others, as only a backward graph has them; else None.
+    """
+
+    def __init__(self, graph: fx.GraphModule, count: Callable[[str], None]) -> None:
+        self._boxed_call = True
+        self._graph, self.count = graph, count
+        nodes = graph.graph.find_nodes(op="placeholder")
+        first = next((i for i, node in enumerate(nodes) if str(node.target).startswith("tangents")), None)
+        self.known, self.gradients = slice(first), None if first is None else slice(first, None)
+        self._taken_for_plain = [_taken_for_plain(node.meta.get("val")) for node in nodes]
+
+    def serves(self, arguments: Sequence[Any], some: slice = slice(None)) -> bool:
+        """Whether one of these `arguments` is not the plain tensor that tracing took it for, which is counted."""
+        plain = compress(arguments[some], self._taken_for_plain[some])
+        reason = next((reason for argument in plain if (reason := unusual_kind(argument)) is not None), None)
+        if reason is None:
+            return False
+        self.count(reason)
+        return True
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        values = tuple(arguments)
+        arguments.clear()
+        return self._graph(*values)
+
+
+def _taken_for_plain(value: Any) -> bool:
+    """Whether tracing took the argument of this description for plain memory; it knows some others, which regions leave out."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return strided and not (value.is_neg() or value.is_conj() or value.is_quantized or value.device.type == "meta")
 
 
 class _PerShape:
@@ -284,24 +336,26 @@ class _PerShape:
         graph: fx.GraphModule,
         specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
         limit: int,
-        count: Callable[[str], None],
+        unfused: _Unfused,
     ) -> None:
         self._boxed_call = True
+        self.unfused = unfused
         self._graph = graph
         self._specialise = specialise
         self._limit = limit
-        self._count = count  # is told why a call runs as the original operators
         self._forms = Forms()
         self._made: dict[object, Callable[[list[Any]], Any]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, arguments: list[Any]) -> Any:
+        if self.unfused.serves(arguments):
+            return self.unfused(arguments)
         signature = tuple(map(_shape_key, arguments))
         made = self._made.get(signature) or self._new(signature, arguments)
         if made is not None:
             return made(arguments)
-        self._count(f"called with more than {self._limit} sets of sizes; the option max_signatures allows more")
-        return self._graph(*arguments)
+        self.unfused.count(f"called with more than {self._limit} sets of sizes; the option max_signatures allows more")
+        return self.unfused(arguments)
 
     def _new(self, signature: object, arguments: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
         """What serves calls with `arguments` from now on; None where it would be one too many. One thread makes one at a time."""

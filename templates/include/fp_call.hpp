@@ -3,6 +3,8 @@
 
 #include "fp_code.hpp"
 
+#include <exception>
+
 namespace fp {
 
 inline PyObject* missed = nullptr;  // stands for a call that needs more than this
@@ -57,6 +59,7 @@ struct Call {
     PyObject* dicts;     // all that must be as it was
     PyObject* code;      // a `Code` that must fit; None where nothing needs to
     PyObject* tensors;   // compares the model's tensors and the inputs
+    PyCFunctionWithKeywords compare;  // what `tensors` calls; null where it is no function of C
     PyObject* globals;   // compares global settings; None where nothing needs to
     PyObject* zeros;     // functions that must give 0
     PyObject* settings;  // functions that must give what `expected` holds
@@ -85,8 +88,20 @@ inline int holds(PyObject* function, PyObject* wanted) {
 }
 
 // 1 where the tensors `all`, the model's and the inputs, are as those that `it` was made for.
+//
+// The comparison asks each tensor for its sizes, and one that has none (a nested tensor) throws. It is called without the interpreter
+// between it and here, through whose frames nothing may be thrown; what throws fits nothing.
 inline int tensors_fit(const Call* it, PyObject* all) {
-    PyObject* const same = PyObject_Call(it->tensors, all, nullptr);
+    PyObject* same = nullptr;
+    if (it->compare == nullptr) {
+        same = PyObject_Call(it->tensors, all, nullptr);
+    } else {
+        try {
+            same = it->compare(PyCFunction_GET_SELF(it->tensors), all, nullptr);
+        } catch (const std::exception&) {
+            return 0;
+        }
+    }
     if (same == nullptr) return -1;
     Py_DECREF(same);
     return same == Py_True;
@@ -255,6 +270,9 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->dicts = Py_NewRef(dicts);
     it->code = Py_NewRef(code);
     it->tensors = Py_NewRef(tensors);
+    if (PyCFunction_CheckExact(tensors) && PyCFunction_GET_FLAGS(tensors) == (METH_VARARGS | METH_KEYWORDS)) {
+        it->compare = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(PyCFunction_GET_FUNCTION(tensors)));
+    }
     it->globals = Py_NewRef(globals);
     it->zeros = Py_NewRef(zeros);
     it->settings = Py_NewRef(settings);

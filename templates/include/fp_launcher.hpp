@@ -122,14 +122,16 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     }
     void* pointers[most_pointers + 2];
     std::intptr_t bits = 0;
+    bool missing = false;  // the memory of a tensor, unless it has no elements
     for (int i = 0; i < it->count; ++i) {
         if (it->places[i].from != From::input) continue;
         const std::intptr_t where = address(arguments[it->places[i].number]);
         if (where == -1) return nullptr;
         bits |= where;
+        missing |= where == 0;
         pointers[i] = reinterpret_cast<void*>(where);
     }
-    if (bits & (alignment - 1)) return plainly();
+    if (missing || (bits & (alignment - 1))) return plainly();
 
     Store& store = it->store;
     void* stream = nullptr;

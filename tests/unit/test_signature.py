@@ -77,6 +77,8 @@ def test_a_match_gives_the_arguments_of_the_graph(net: Net) -> None:
         nn.Parameter(torch.ones(2, 3)),
         torch.ones(2, 3, dtype=torch.complex64).conj(),
         [1.0],
+        torch._efficientzerotensor((2, 3)),
+        torch.nested.nested_tensor([torch.ones(1, 3), torch.ones(2, 3)]),
     ],
 )
 @pytest.mark.invariant(3)
