@@ -25,6 +25,7 @@ from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.search.space import handed_format
 from fusepass.compile.alike import follow, note_alike
 from fusepass.compile.boundary_views import edges
+from fusepass.compile.casts import gather_casts
 from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.dropout import split_dropout
@@ -152,6 +153,7 @@ def compile_graph(
         for region in {*fused.values(), *seen.values(), *called.values()}:
             region.stay()
         direct = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
+        gather_casts(direct)
         gather_writes(direct)
         shorten(direct)
         only = only_call(direct.graph)

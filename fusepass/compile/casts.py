@@ -1,0 +1,45 @@
+"""Casts of a graph's inputs that no region took, as under autocast those of weights: one call makes all of a type, on CUDA in a few kernels."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def gather_casts(graph_module: fx.GraphModule) -> None:
+    """Let casts of inputs from one type to another become one call, in place.
+
+    Args:
+        graph_module: flat; every node has a tensor in ``meta["val"]``.
+    """
+    graph = graph_module.graph
+    groups: dict[tuple[torch.device, torch.dtype, torch.dtype], list[fx.Node]] = {}
+    for node in graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        (source,) = node.all_input_nodes
+        before, after = source.meta["val"], node.meta["val"]
+        plain = {*node.kwargs} == {"dtype"} and before.stride() == after.stride()
+        if source.op == "placeholder" and plain and before.dtype is not after.dtype:
+            groups.setdefault((before.device, before.dtype, after.dtype), []).append(node)
+    for (_, _, dtype), nodes in groups.items():
+        if len(nodes) > 1:
+            with graph.inserting_before(nodes[0]):
+                made = graph.call_function(cast_all, ([node.args[0] for node in nodes], dtype))
+                for number, node in enumerate(nodes):
+                    item = graph.call_function(operator.getitem, (made, number))
+                    item.meta["val"] = node.meta["val"]
+                    node.replace_all_uses_with(item)
+            for node in nodes:
+                graph.erase_node(node)
+    graph.lint()
+    graph_module.recompile()
+
+
+def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Copies of `sources`, which are of one type, in another."""
+    results = [torch.empty_like(source, dtype=dtype) for source in sources]
+    torch._foreach_copy_(results, sources)
+    return results
