@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fusepass.capture import Captured, capture
+from fusepass.compile import compile_graph
+from fusepass.config import override
 from fusepass.patterns import arguments, copies, dataflow, legality, traffic
 from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
@@ -86,3 +88,26 @@ def test_work_for_an_operator_does_not_grow(function: Function, monkeypatch: pyt
     few, many = _calls(function, 240), _calls(function, 960)
     grown = {name: round(many[name] / few[name] / 4, 2) for name in few if many[name] > 1000}
     assert max(grown.values()) <= 1.5, grown
+
+
+@pytest.mark.parametrize("emptying", [False, True], ids=["plain", "emptying"])
+def test_the_function_of_a_graph_is_generated_once(emptying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, written = torch.rand(8, 8), list[fx.Graph]()
+    with torch.no_grad():
+        captured = capture(_Many(_regions_in_turn, 9), (x,), {})
+    assert isinstance(captured, Captured)
+    generate = fx.Graph.python_code
+    monkeypatch.setattr(
+        fx.Graph,
+        "python_code",
+        lambda graph, *args, **kwargs: (written.append(graph), generate(graph, *args, **kwargs))[1],
+    )
+    with override(tune="off"):
+        compiled = compile_graph(captured.graph, name="Once", emptying=emptying)
+    regions = len(compiled.works)
+    assert regions == 3
+    assert len({id(graph) for graph in written}) == len(written) == 1 + regions
+    given = [x]
+    (found,) = compiled.call(given) if emptying else compiled.call(*given)
+    torch.testing.assert_close(found, _regions_in_turn(x, 9))
+    assert bool(given) is not emptying
