@@ -38,6 +38,7 @@ class Unit:
         bases: the tensors it reads once all views are looked through.
         op_class: None for what is in no region.
         refusal: why not, for an operator in no region.
+        looks_at: mask of `bases`.
         reads: mask of the nodes whose tensors it reads once the views inside its region are looked through.
         makes: mask of `values`.
     """
@@ -48,6 +49,7 @@ class Unit:
     bases: tuple[fx.Node, ...]
     op_class: OpClass | None
     refusal: Refusal | None
+    looks_at: int
     reads: int
     makes: int
 
@@ -77,10 +79,9 @@ class Candidate:
         """This set and `unit`."""
         bit, flow = 1 << unit.index, self.flow
         members, opened = self.members | bit, self.open
-        for value in (*unit.bases, *unit.values):
-            place = 1 << flow.position[value]
-            if place & (self.values | unit.makes):
-                opened = opened | place if flow.readers[value] & ~members else opened & ~place
+        for place in bits((unit.looks_at & self.values) | unit.makes):
+            outside = flow.readers[flow.nodes[place]] & ~members
+            opened = opened | 1 << place if outside else opened & ~(1 << place)
         return Candidate(
             flow,
             members=members,
@@ -89,6 +90,24 @@ class Candidate:
             after=self.after | flow.after[unit.index],
             reads=self.reads | unit.reads,
             values=self.values | unit.makes,
+            open=opened,
+        )
+
+    def joined(self, other: Candidate) -> Candidate:
+        """This set and `other`, apart from it; each of both runs as one already (`Dataflow.contract`), so one unit waits for what all wait for."""
+        flow, members, opened = self.flow, self.members | other.members, 0
+        for place in bits(self.open | other.open):
+            if flow.readers[flow.nodes[place]] & ~members:
+                opened |= 1 << place
+        one, two = next(bits(self.members)), next(bits(other.members))
+        return Candidate(
+            flow,
+            members=members,
+            anchors=self.anchors | other.anchors,
+            before=flow.before[one] | flow.before[two],
+            after=flow.after[one] | flow.after[two],
+            reads=self.reads | other.reads,
+            values=self.values | other.values,
             open=opened,
         )
 
@@ -117,6 +136,16 @@ class Candidate:
         return self.open.bit_count()
 
     @property
+    def lasting_inputs(self) -> int:
+        """How many inputs this and all larger sets have: what no region makes."""
+        return (self.reads & self.flow.given).bit_count()
+
+    @property
+    def lasting_outputs(self) -> int:
+        """How many outputs this and all larger sets have: what is read by units in no region."""
+        return (self.values & self.flow.taken).bit_count()
+
+    @property
     def reads_tensors(self) -> bool:
         """Whether any input is more than a number."""
         return bool(self.reads & ~self.values & ~self.flow.numbers)
@@ -133,15 +162,18 @@ class Dataflow:
     operators with effects keep their order.
 
     Attributes:
+        nodes: of the graph, in its order.
         units: in topological order; the last is the graph's output.
         readers: per node that makes a tensor, the mask of the units that read it, directly or through views.
         before, after: per unit, the masks of all units it waits for and of all that wait for it.
         numbers: mask of the nodes that are numbers to kernels.
         views: the views that can be looked through.
+        given, taken: masks of the nodes that units of no class, which are in no region, or the graph's caller make, and read.
     """
 
     def __init__(self, graph: fx.Graph, vocabulary: Vocabulary) -> None:
-        self.position = {node: number for number, node in enumerate(graph.nodes)}
+        self.nodes = list(graph.nodes)
+        self.position = {node: number for number, node in enumerate(self.nodes)}
         self.views: set[fx.Node] = set()
         self.units: list[Unit] = []
         self.readers: dict[fx.Node, int] = defaultdict(int)
@@ -153,6 +185,12 @@ class Dataflow:
             if node.op not in ("placeholder", "get_attr"):
                 self._add(node, vocabulary)
         self.before, self.after = self._reachability()
+        self.given, self.taken = (1 << len(self.nodes)) - 1, 0
+        for unit in self.units:
+            if unit.op_class is None:
+                self.taken |= unit.looks_at
+            else:
+                self.given &= ~unit.makes
 
     def base(self, node: fx.Node) -> fx.Node:
         """The tensor that `node` is a view of, through views of views; `node` itself where it is none."""
@@ -184,20 +222,30 @@ class Dataflow:
                 yield made_by, node in self.views
 
     def contract(self, members: int) -> None:
-        """Let `members` wait for each other's dependences, as they run as one."""
-        before = reduce(operator.or_, (self.before[index] for index in bits(members)), 0) | members
-        after = reduce(operator.or_, (self.after[index] for index in bits(members)), 0) | members
-        for index in range(after.bit_length()):
-            if after >> index & 1:
-                self.before[index] |= before
-            if before >> index & 1:
-                self.after[index] |= after
+        """Let `members` wait for each other's dependences, as they run as one.
+
+        What waits for each member waits for all that they wait for already, and the other way round: only the others change.
+        """
+        before, after = members, members
+        known_before, known_after = -1, -1
+        for index in bits(members):
+            before |= self.before[index]
+            after |= self.after[index]
+            known_before &= self.before[index]
+            known_after &= self.after[index]
+        for index in bits(after & ~known_after):
+            self.before[index] |= before
+        for index in bits(before & ~known_before):
+            self.after[index] |= after
 
     def _add(self, node: fx.Node, vocabulary: Vocabulary) -> None:
         """Make `node` a view, a value of an earlier unit, or a unit of its own."""
         producer = self._unit_of.get(node.all_input_nodes[0]) if node.target is operator.getitem else None
         if producer is not None:
             self._unit_of[node] = producer
+            return
+        if node.target is operator.getitem and node.all_input_nodes[0] in self.views:
+            self.views.add(node)  # as what it is a part of, which need not be classified once for each part
             return
         found = classify(node, vocabulary) if node.op == "call_function" else None
         if found is OpClass.VIEW:
@@ -212,11 +260,13 @@ class Dataflow:
             self.readers[self.base(source)] |= 1 << len(self.units)
             views = self.inner_views(source, node, op_class)
             reads |= 1 << self.position[views[-1].all_input_nodes[0] if views else source]
+        bases = tuple(map(self.base, node.all_input_nodes))
         unit = Unit(
             index=len(self.units),
             node=node,
             values=values,
-            bases=tuple(map(self.base, node.all_input_nodes)),
+            bases=bases,
+            looks_at=reduce(operator.or_, (1 << self.position[base] for base in bases), 0),
             op_class=op_class,
             refusal=found if isinstance(found, Refusal) else None,
             reads=reads,

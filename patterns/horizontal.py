@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Sequence
 
 import torch
 from torch import fx
@@ -15,6 +15,7 @@ from fusepass.patterns.dataflow import Candidate, Unit
 from fusepass.patterns.effects import is_constant_number
 from fusepass.patterns.opclass import OpClass, is_elementwise, made_of, module_of
 from fusepass.patterns.region import Region
+from fusepass.patterns.traffic import users_among
 
 Elements = tuple[str, torch.Size, tuple[int, ...]]
 Ground = fx.Node | Elements
@@ -33,13 +34,14 @@ def grounds(candidate: Candidate, region: Region, *, alone: bool = False) -> tup
     return (*_values(candidate, region), *([] if elements is None else [elements]))
 
 
-def pays(ground: Ground, first: Region, second: Region) -> bool:
-    """Whether two regions over `ground` are better as one: one reading serves both, or they have few elements."""
+def shared(ground: Ground, region: Region) -> Sequence[Hashable]:
+    """What two regions over `ground` have one of in common if they are better as one: one reading serves both, or they have few elements."""
     if isinstance(ground, fx.Node):
-        return True
+        return (ground,)
     _, shape, _ = ground
-    both = set(first.inputs) & set(second.inputs)
-    return shape.numel() <= FEW_POINTS or any(node.meta["val"].shape == shape for node in both)
+    if shape.numel() <= FEW_POINTS:
+        return (ground,)
+    return [(ground, node) for node in region.inputs if node.meta["val"].shape == shape]
 
 
 def _values(candidate: Candidate, region: Region) -> list[fx.Node]:
@@ -68,7 +70,7 @@ def _is_in_place(target: OpOverload) -> bool:
 
 def _elements_read(node: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> int:
     """How many elements of `node` operators among `nodes` read, perhaps through views, of which different ones are taken for different parts."""
-    users = [user for user in node.users if user in nodes]
+    users = users_among(node, nodes)
     value = node.meta.get("val")
     size = value.numel() if isinstance(value, torch.Tensor) else 0
     if size and any(user not in views for user in users):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from operator import or_
+from itertools import count
+from operator import itemgetter, or_
 
 import torch
 from torch import fx
@@ -22,7 +23,14 @@ from fusepass.patterns.legality import Refusal
 from fusepass.patterns.opclass import OpClass, Vocabulary
 from fusepass.patterns.pattern import Pattern, patterns
 from fusepass.patterns.region import Region, make_region
-from fusepass.patterns.region_legality import final_reason, not_too_many_arguments, not_too_many_ops, step_reason
+from fusepass.patterns.region_legality import (
+    final_reason,
+    not_too_many_arguments,
+    not_too_many_ops,
+    room_beside,
+    room_taken,
+    step_reason,
+)
 from fusepass.patterns.standalone import pays
 
 __all__ = ["Partition", "Region", "partition"]
@@ -62,7 +70,7 @@ class _Offer:
 
     @cached_property
     def grounds(self) -> tuple[horizontal.Ground, ...]:
-        """What it goes over, as `independent operators beside them` may."""
+        """What it goes over, as independent operators may."""
         return horizontal.grounds(self.candidate, self.region, alone=self.alone)
 
 
@@ -127,29 +135,73 @@ def _alone(flow: Dataflow, taken: int) -> Iterator[_Offer]:
 
 def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
     """`offers` in graph order, with those that are better as one, as one, and without those that stay alone."""
-    found: dict[_Offer, None] = {}
-    over: defaultdict[horizontal.Ground, dict[_Offer, None]] = defaultdict(dict)
+    found = _Found(flow)
     for offer in sorted(offers, key=lambda offer: offer.first):
-        while pair := _with_independent(flow, offer, over):
+        while pair := _with_independent(flow, offer, found):
             other, offer = pair
-            del found[other]
-            for ground in other.grounds:
-                del over[ground][other]
-        found[offer] = None
-        for ground in offer.grounds:
-            over[ground][offer] = None
+            found.remove(other)
+        found.add(offer)
     return sorted((offer for offer in found if not offer.alone), key=lambda offer: offer.first)
 
 
-def _with_independent(
-    flow: Dataflow, offer: _Offer, over: Mapping[horizontal.Ground, Iterable[_Offer]]
-) -> tuple[_Offer, _Offer] | None:
-    """The first of those `over` what `offer` goes over that is better as one with it, and the two as one."""
+class _Found:
+    """Offers in the order in which they came, by what they go over. Each runs as one already, and is known by its first unit."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        self._flow = flow
+        self._offers: dict[int, tuple[int, _Offer]] = {}
+        self._over: defaultdict[Hashable, int] = defaultdict(int)
+        self._taking: tuple[defaultdict[int, int], ...] = (defaultdict(int), defaultdict(int))
+        self._number = count()
+
+    def __iter__(self) -> Iterator[_Offer]:
+        return (offer for _, offer in self._offers.values())
+
+    def add(self, offer: _Offer) -> None:
+        self._offers[offer.first] = next(self._number), offer
+        for key in self._keys(offer):
+            self._over[key] |= 1 << offer.first
+        for taking, taken in zip(self._taking, room_taken(offer.candidate), strict=True):
+            taking[taken] |= 1 << offer.first
+
+    def remove(self, offer: _Offer) -> None:
+        del self._offers[offer.first]
+        for key in self._keys(offer):
+            self._over[key] &= ~(1 << offer.first)
+        for taking, taken in zip(self._taking, room_taken(offer.candidate), strict=True):
+            taking[taken] &= ~(1 << offer.first)
+
+    def beside(self, offer: _Offer, ground: horizontal.Ground) -> list[_Offer]:
+        """Those that are better as one with `offer`, which goes over `ground`, too.
+
+        Left out are most that would not be legal, so that each offer is tried with few: those with another of them between, and those that
+        are too large beside it.
+        """
+        flow, first = self._flow, offer.first
+        over = reduce(or_, map(self._over.__getitem__, horizontal.shared(ground, offer.region)), 0)
+        for taking, room in zip(self._taking, room_beside(offer.candidate), strict=True):
+            over &= reduce(or_, (mask for taken, mask in taking.items() if taken <= room), 0)
+        before, after = over & flow.before[first], over & flow.after[first]
+        near = over & ~(before | after)
+        while before:
+            last = before.bit_length() - 1
+            near |= 1 << last
+            before &= ~(flow.before[last] | 1 << last)
+        while after:
+            next_one = next(bits(after))
+            near |= 1 << next_one
+            after &= ~(flow.after[next_one] | 1 << next_one)
+        return [other for _, other in sorted(map(self._offers.__getitem__, bits(near)), key=itemgetter(0))]
+
+    def _keys(self, offer: _Offer) -> Iterator[Hashable]:
+        return (key for ground in offer.grounds for key in horizontal.shared(ground, offer.region))
+
+
+def _with_independent(flow: Dataflow, offer: _Offer, found: _Found) -> tuple[_Offer, _Offer] | None:
+    """The first of those `found` that is better as one with `offer`, over what it goes over, and the two as one."""
     for ground in offer.grounds:
-        for other in over.get(ground, ()):
-            if not horizontal.pays(ground, other.region, offer.region):
-                continue
-            candidate = _together(flow, (*other.candidate.units, *offer.candidate.units))
+        for other in found.beside(offer, ground):
+            candidate = other.candidate.joined(offer.candidate)
             if step_reason(candidate) is None:
                 flow.contract(candidate.members)
                 pattern = min(other.pattern, offer.pattern, key=patterns().index)

@@ -48,6 +48,16 @@ def not_too_many_arguments(candidate: Candidate) -> str | None:
     return f"the region would have more than {MOST_ARGUMENTS} inputs and outputs" if count > MOST_ARGUMENTS else None
 
 
+def room_beside(candidate: Candidate) -> tuple[int, int]:
+    """How many operators, and how many inputs and outputs that last, another set may have beside `candidate` at most."""
+    return MOST_OPS - candidate.size, MOST_ARGUMENTS - candidate.lasting_outputs
+
+
+def room_taken(candidate: Candidate) -> tuple[int, int]:
+    """How many operators, and how many inputs and outputs that last, `candidate` has."""
+    return candidate.size, candidate.lasting_inputs + candidate.lasting_outputs
+
+
 def reads_a_tensor(candidate: Candidate) -> str | None:
     return None if candidate.reads_tensors else "the region would read no tensor"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -246,7 +245,7 @@ def _share_common(graph: fx.Graph, worklists: Worklists) -> list[Application]:
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
     SymPy.
     """
-    similar: defaultdict[tuple[int, ...], list[fx.Node]] = defaultdict(list)
+    similar: dict[Hashable, fx.Node] = {}
     applications = []
     for node in list(graph.nodes):
         if node.op != _CALL:
@@ -255,21 +254,13 @@ def _share_common(graph: fx.Graph, worklists: Worklists) -> list[Application]:
             similar.clear()  # the same call may read something else from now on
         if not _may_share(node.target):
             continue
-        others = similar[(id(node.target), *map(id, node.all_input_nodes))]
-        twin = next((other for other in others if _same_call(node, other)), None) if others else None
-        if twin is None:
-            others.append(node)
-        elif change_seen(node, twin) is None:
+        twin = similar.setdefault((id(node.target), key_of(node.args), key_of(node.kwargs)), node)
+        if twin is not node and change_seen(node, twin) is None:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
             worklists.changed((twin,))
     return applications
-
-
-def _same_call(node: fx.Node, other: fx.Node) -> bool:
-    """Whether both give the one operator that they call the same arguments."""
-    return (key_of(node.args), key_of(node.kwargs)) == (key_of(other.args), key_of(other.kwargs))
 
 
 @remembered

@@ -51,9 +51,16 @@ def bytes_of_bias(anchors: Iterable[fx.Node], outputs: Collection[fx.Node]) -> i
     return 2 * _bytes_written(biased)
 
 
+def users_among(source: fx.Node, nodes: Collection[fx.Node]) -> list[fx.Node]:
+    """Those of `nodes`, a set, that read `source`; found from the fewer of the two, as a value may have very many readers."""
+    if len(nodes) < len(source.users):
+        return [node for node in nodes if node in source.users]
+    return [user for user in source.users if user in nodes]
+
+
 def _bytes_read(source: fx.Node, nodes: Collection[fx.Node], views: Collection[fx.Node]) -> int:
     """Bytes of `source` that `nodes` read: of a tensor that they only slice, no more than the slices."""
-    users = [user for user in source.users if user in nodes]
+    users = users_among(source, nodes)
     value: Any = source.meta["val"]
     sliced = sum(_bytes_read(user, nodes, views) for user in users if user in views)
     if not isinstance(value, torch.Tensor):

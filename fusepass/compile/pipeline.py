@@ -30,7 +30,7 @@ from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.dropout import split_dropout
 from fusepass.compile.layout_propagation import hand_over
-from fusepass.compile.splice import boxed, keep_code, only_call, splice, subgraph, with_targets
+from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
 from fusepass.config import current
@@ -55,7 +55,7 @@ class CompiledGraph:
         works: its regions, with what became of them.
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
-        boxed: `call` of a list that it empties, so that arguments that nobody else holds are freed behind their last use; None unless asked for.
+            Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
         without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
             the positions of what it takes among the arguments of `call`.
         saved: seconds a call that the rewrites save, by the model of costs.
@@ -67,7 +67,6 @@ class CompiledGraph:
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
-    boxed: Callable[[list[Any]], tuple[Any, ...]] | None
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     saved: float
     report: Report
@@ -119,7 +118,7 @@ def compile_graph(
         forms: the libraries of the model for other sizes; none by default.
         exact_inputs: whether the caller compares strides, so that regions need not.
         applied: rewrites that took place before, for the report.
-        emptying: whether callers want `CompiledGraph.boxed`.
+        emptying: whether `CompiledGraph.call` takes a list that it empties.
     """
     warn_of_unknown_names()
     clock = _Clock()
@@ -157,7 +156,9 @@ def compile_graph(
         gather_writes(direct)
         shorten(direct)
         only = only_call(direct.graph)
-        emptied = boxed(direct) if emptying else None
+        if emptying:
+            empty_arguments(direct.graph)
+        direct.real_recompile()
         count = len(direct.graph.find_nodes(op="placeholder"))
         for made in (direct, *(work.graph for work in works)):
             keep_code(made)
@@ -166,7 +167,9 @@ def compile_graph(
     @functools.cache
     def spliced() -> fx.GraphModule:
         operators = {key: register(value, program_text(value.generated.program)) for key, value in seen.items()}
-        return splice(graph, regions, ways, operators)
+        made = splice(graph, regions, ways, operators)
+        made.real_recompile()
+        return made
 
     def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
         regions = {value.run: value for value in called.values()}
@@ -176,7 +179,7 @@ def compile_graph(
 
     fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, emptied, without_python, saved, report, counter)
+    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
 
 
 def _fused(

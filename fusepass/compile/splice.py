@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from fusepass.compile.boundary_views import Edges, views_between
@@ -46,8 +47,10 @@ def splice(
     regions: Sequence[Region],
     ways: Mapping[str, Edges],
     targets: Mapping[str, Callable[..., Any]],
-) -> fx.GraphModule:
+) -> _LazyGraphModule:
     """`owner` with a call of ``targets[region.name]`` in place of each region; `owner` itself is not changed.
+
+    Its function is generated once it is asked for: edits of the graph come first.
 
     Args:
         owner: the captured graph.
@@ -68,16 +71,12 @@ def splice(
         _give_results(graph, item.outputs, way.results, call, copies)
     remove_dead(graph)  # views that regions read through
     graph.lint()
-    return fx.GraphModule(owner, graph)
+    return _LazyGraphModule(owner, graph)
 
 
-def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The function that `module` is, of a list that it empties: each argument is let go of where it is used last, as other values are."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+def empty_arguments(graph: fx.Graph) -> None:
+    """Let the function that is generated take a list that it empties: each argument is let go of where it is used last, as other values are."""
     graph.set_codegen(_BoxedCodeGen())
-    found: Callable[[list[Any]], Any] = fx.GraphModule(module, graph).forward
-    return found
 
 
 def keep_code(module: fx.GraphModule) -> None:

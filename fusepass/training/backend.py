@@ -250,11 +250,6 @@ def _is_symbolic(graph: fx.GraphModule) -> bool:
     )
 
 
-def _boxed(compiled: CompiledGraph) -> Callable[[list[Any]], Any]:
-    assert compiled.boxed is not None
-    return compiled.boxed
-
-
 class _AsTraced:
     """A graph of constant shapes, for arguments of the types that it was traced with; boxed, as `_PerShape` is: a call empties the list that it takes.
 
@@ -269,7 +264,7 @@ class _AsTraced:
         self._unfused = per_shape.unfused
         self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
         self._per_shape = per_shape
-        self._run = _boxed(specialise(graph))
+        self._run: Callable[[list[Any]], Any] = specialise(graph).call
         self._compared = False
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -379,7 +374,7 @@ class _PerShape:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
-        call, holes, outputs = _boxed(self._specialise(graph, self._forms)), inputs.holes, form[-1]
+        call, holes, outputs = self._specialise(graph, self._forms).call, inputs.holes, form[-1]
 
         def run(values: list[Any]) -> Any:
             used = [values[hole] for hole in holes]
