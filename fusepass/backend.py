@@ -18,19 +18,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusepass.apart import made_concrete, tracing_apart
-from fusepass.attention import with_attention
+from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
+from fusepass.capture.isolation import whole_resampling
+from fusepass.capture.threads import made_concrete, tracing_apart
 from fusepass.codegen.forms import Forms
-from fusepass.compile import CompiledGraph, compile_graph
+from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import current, override
-from fusepass.draws import with_draws
-from fusepass.fallbacks import FallbackCounter
-from fusepass.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
-from fusepass.gradients import DECOMPOSITIONS
-from fusepass.isolation import whole_resampling
-from fusepass.joint import partition_joint
 from fusepass.patterns.simplify import Application
+from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
+from fusepass.training.attention import with_attention
+from fusepass.training.draws import with_draws
+from fusepass.training.gradients import DECOMPOSITIONS
+from fusepass.training.joint import partition_joint
 
 Observer = Callable[[CompiledGraph], None]
 

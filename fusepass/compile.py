@@ -13,36 +13,36 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fusepass import quick
-from fusepass.alike import follow, note_alike
-from fusepass.arranged import add_arranged
-from fusepass.candidates import Begin, build_candidates, generate_candidates, load_candidates
-from fusepass.choice import EAGER
+from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
+from fusepass.autotune.schedules import add_schedule_candidates
+from fusepass.autotune.tune import choose, remember, settle
+from fusepass.autotune.work import Work
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.search.space import handed_format
+from fusepass.compile.alike import follow, note_alike
+from fusepass.compile.boundary_views import edges
+from fusepass.compile.corrections import correct
+from fusepass.compile.disabled import warn_of_unknown_names
+from fusepass.compile.dropout import split_dropout
+from fusepass.compile.layout_propagation import hand_over
+from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
+from fusepass.compile.summary import summary
+from fusepass.compile.writes import gather_writes, updates_of
 from fusepass.config import current
-from fusepass.corrections import correct
-from fusepass.disabled import warn_of_unknown_names
-from fusepass.dropout import split_dropout
-from fusepass.edges import edges
-from fusepass.fallbacks import FallbackCounter
 from fusepass.garbage import collector_paused
-from fusepass.handover import hand_over
-from fusepass.ops import register
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
-from fusepass.report import RegionState, Report
-from fusepass.runtime import FusedRegion
-from fusepass.shorter import shorten
-from fusepass.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
-from fusepass.summary import summary
-from fusepass.tune import choose, remember, settle
-from fusepass.variants import handed_format
-from fusepass.work import Work
-from fusepass.writes import gather_writes, updates_of
+from fusepass.report.choice import EAGER
+from fusepass.report.report import RegionState, Report
+from fusepass.runtime import fast_path
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.operators import shorten
+from fusepass.runtime.ops import register
+from fusepass.runtime.region import FusedRegion
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CompiledGraph:
         spliced: makes `graph_module` when it is first called.
         call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
             Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
-        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.quick` is there; with
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
             the positions of what it takes among the arguments of `call`.
         saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
@@ -111,7 +111,7 @@ def compile_graph(
     A region that cannot be generated or built keeps its operators, is reported and counted; nothing is raised for a valid graph.
 
     Args:
-        graph: as `fusepass.capture.capture` or AOTAutograd makes it; it is not changed.
+        graph: as `fusepass.capture.trace.capture` or AOTAutograd makes it; it is not changed.
         name: the model's name, for the report.
         fallbacks: the counter to use; a new one by default.
         forms: the libraries of the model for other sizes; none by default.
@@ -175,7 +175,7 @@ def compile_graph(
             return regions[only[0]].launcher(always_tuple=True), only[1]
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
 
-    quick.begin()  # behind the builds and trials that the call waits for
+    fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
     return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
 
@@ -244,7 +244,7 @@ def generated(
     first = [work for work in works if work.like is None]
     for work in first:
         generate_candidates(work, forms, begin)
-    add_arranged(first, begin)
+    add_schedule_candidates(first, begin)
     return works, layouts
 
 

@@ -11,11 +11,11 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
-from fusepass.edges import Edges, views_between
+from fusepass.compile.boundary_views import Edges, views_between
+from fusepass.compile.writes import is_write
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Region
-from fusepass.writes import is_write
 
 
 class Part(Protocol):

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fusepass.codegen.lowering import registry
-from fusepass.patterns import companions, naming
+from fusepass.patterns import horizontal, naming
 from fusepass.patterns import library as library  # registers the patterns
 from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_dead
 from fusepass.patterns.deciding import note_rounded
@@ -28,10 +28,10 @@ from fusepass.patterns.legality import (
     room_taken,
     step_reason,
 )
-from fusepass.patterns.lone import pays
 from fusepass.patterns.opclass import OpClass, Vocabulary
 from fusepass.patterns.pattern import Pattern, patterns
 from fusepass.patterns.region import Region, make_region
+from fusepass.patterns.standalone import pays
 
 __all__ = ["Partition", "Region", "partition"]
 
@@ -69,9 +69,9 @@ class _Offer:
         return next(bits(self.candidate.members))
 
     @cached_property
-    def grounds(self) -> tuple[companions.Ground, ...]:
+    def grounds(self) -> tuple[horizontal.Ground, ...]:
         """What it goes over, as `companions` may."""
-        return companions.grounds(self.candidate, self.region, alone=self.alone)
+        return horizontal.grounds(self.candidate, self.region, alone=self.alone)
 
 
 def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -> Partition:
@@ -137,7 +137,7 @@ def _joined(flow: Dataflow, offers: Iterable[_Offer]) -> list[_Offer]:
     """`offers` in graph order, with those that are better as one, as one, and without those that stay alone."""
     found = _Found(flow)
     for offer in sorted(offers, key=lambda offer: offer.first):
-        while pair := _with_companion(flow, offer, found):
+        while pair := _with_independent(flow, offer, found):
             other, offer = pair
             found.remove(other)
         found.add(offer)
@@ -171,14 +171,14 @@ class _Found:
         for taking, taken in zip(self._taking, room_taken(offer.candidate), strict=True):
             taking[taken] &= ~(1 << offer.first)
 
-    def beside(self, offer: _Offer, ground: companions.Ground) -> list[_Offer]:
+    def beside(self, offer: _Offer, ground: horizontal.Ground) -> list[_Offer]:
         """Those that are better as one with `offer`, which goes over `ground`, too.
 
         Left out are most that would not be legal, so that each offer is tried with few: those with another of them between, and those that
         are too large beside it.
         """
         flow, first = self._flow, offer.first
-        over = reduce(or_, map(self._over.__getitem__, companions.shared(ground, offer.region)), 0)
+        over = reduce(or_, map(self._over.__getitem__, horizontal.shared(ground, offer.region)), 0)
         for taking, room in zip(self._taking, room_beside(offer.candidate), strict=True):
             over &= reduce(or_, (mask for taken, mask in taking.items() if taken <= room), 0)
         before, after = over & flow.before[first], over & flow.after[first]
@@ -194,10 +194,10 @@ class _Found:
         return [other for _, other in sorted(map(self._offers.__getitem__, bits(near)), key=itemgetter(0))]
 
     def _keys(self, offer: _Offer) -> Iterator[Hashable]:
-        return (key for ground in offer.grounds for key in companions.shared(ground, offer.region))
+        return (key for ground in offer.grounds for key in horizontal.shared(ground, offer.region))
 
 
-def _with_companion(flow: Dataflow, offer: _Offer, found: _Found) -> tuple[_Offer, _Offer] | None:
+def _with_independent(flow: Dataflow, offer: _Offer, found: _Found) -> tuple[_Offer, _Offer] | None:
     """The first of those `found` that is better as one with `offer`, over what it goes over, and the two as one."""
     for ground in offer.grounds:
         for other in found.beside(offer, ground):

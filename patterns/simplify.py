@@ -12,7 +12,6 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import Algebra, current
-from fusepass.patterns.agenda import Agenda, Agendas
 from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
@@ -24,6 +23,7 @@ from fusepass.patterns.memo import remembered
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.search import Ways, may_be, possible
+from fusepass.patterns.worklist import Worklist, Worklists
 
 COMMON_SUBEXPRESSION = "common-subexpression"
 """Name of the pass that lets equal operators run once."""
@@ -72,23 +72,25 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     if config.algebra is not Algebra.OFF:
         allowed = [rule for rule in rules if config.allows(rule.name) and config.algebra.takes_in(rule.level)]
         early, late = (_Index([rule for rule in allowed if rule.early is first]) for first in (True, False))
-        early_agenda, agenda = Agenda(), Agenda()
-        agendas = Agendas(early_agenda, agenda)
+        early_worklist, worklist = Worklist(), Worklist()
+        worklists = Worklists(early_worklist, worklist)
         if config.allows(COMMON_SUBEXPRESSION):
-            applications += _share_common(graph, agendas)  # what is written twice has two readers, which rules ask for
+            applications += _share_common(
+                graph, worklists
+            )  # what is written twice has two readers, which rules ask for
         settled = -1
         for _ in range(MOST_ROUNDS):
             for _ in range(MOST_EARLY):
-                applications += _apply_rules(early, early_agenda, graph, agendas)
-                if not early_agenda.end_pass():
+                applications += _apply_rules(early, early_worklist, graph, worklists)
+                if not early_worklist.end_pass():
                     break
-            applications += _apply_rules(late, agenda, graph, agendas)
+            applications += _apply_rules(late, worklist, graph, worklists)
             if len(applications) > settled:
                 remove_dead(graph)
                 if config.allows(COMMON_SUBEXPRESSION):
-                    applications += _share_common(graph, agendas)
+                    applications += _share_common(graph, worklists)
                 settled = len(applications)
-            if not agenda.end_pass():
+            if not worklist.end_pass():
                 break
     if config.debug:
         graph.lint()
@@ -97,7 +99,7 @@ def simplify(graph_module: fx.GraphModule, rules: Sequence[Rule] = RULES) -> lis
     return applications
 
 
-def replace_match(rule: Rule, found: Match, agendas: Agendas) -> Application | str:
+def replace_match(rule: Rule, found: Match, worklists: Worklists) -> Application | str:
     """Put the result of `rule` in the place of `found`, and remove what nobody needs any more.
 
     Args:
@@ -140,7 +142,7 @@ def replace_match(rule: Rule, found: Match, agendas: Agendas) -> Application | s
                 node.meta[ROUNDED] = True
             for node in gone:
                 graph.erase_node(node)
-            agendas.changed((sources - set(gone)) | set(made) | set(replaced.values()))
+            worklists.changed((sources - set(gone)) | set(made) | set(replaced.values()))
             return Application(rule.name, root.name, before, after)
         reason = f"it would not pay: {after.seconds * 1e6:.2f} us instead of {before.seconds * 1e6:.2f} us"
     for node in made:
@@ -195,22 +197,22 @@ class _Index:
         return self._found[key]
 
 
-def _apply_rules(index: _Index, agenda: Agenda, graph: fx.Graph, agendas: Agendas) -> list[Application]:
+def _apply_rules(index: _Index, worklist: Worklist, graph: fx.Graph, worklists: Worklists) -> list[Application]:
     """Try each node of the agenda's pass over `graph` with each rule, until one applies."""
     applications: list[Application] = []
-    for node in agenda.nodes(graph):
+    for node in worklist.nodes(graph):
         rules = () if node._erased else index[node]
         if rules:
-            done = _first(rules, Ways(node, unwritten=agenda.unwritten), agendas)
+            done = _first(rules, Ways(node, unwritten=worklist.unwritten), worklists)
             applications += [] if done is None else [done]
     return applications
 
 
-def _first(rules: Sequence[Rule], ways: Ways, agendas: Agendas) -> Application | None:
+def _first(rules: Sequence[Rule], ways: Ways, worklists: Worklists) -> Application | None:
     """What the first of `rules` does that applies in any way."""
     for rule in rules:
         for found in ways.of(rule.pattern):
-            done = replace_match(rule, found, agendas)
+            done = replace_match(rule, found, worklists)
             if isinstance(done, Application):
                 return done
     return None
@@ -237,7 +239,7 @@ def _metadata(node: fx.Node) -> tuple[object, ...]:
     return (tuple(value.shape), value.stride(), value.dtype, value.device, value.layout, *lazy, offset)
 
 
-def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
+def _share_common(graph: fx.Graph, worklists: Worklists) -> list[Application]:
     """Let operators that are called with the same arguments run once.
 
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
@@ -257,7 +259,7 @@ def _share_common(graph: fx.Graph, agendas: Agendas) -> list[Application]:
             applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
-            agendas.changed((twin,))
+            worklists.changed((twin,))
     return applications
 
 

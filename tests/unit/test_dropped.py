@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 import fusepass
-from fusepass.compile import CompiledGraph
-from fusepass.module import OptimizedModule
+from fusepass.api.module import OptimizedModule
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.memo import remembered
-from fusepass.runtime import FusedRegion
+from fusepass.runtime.region import FusedRegion
 
 X = torch.rand(4, 8)
 
