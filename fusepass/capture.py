@@ -1,6 +1,6 @@
 """Traces a model into one flat ATen graph for one signature: functional ATen, composite operators whole.
 
-`fusepass.record` does it in one real run; what that declines, `torch._functorch.aot_autograd.aot_export_module` traces under
+`fusepass.capture.record` does it in one real run; what that declines, `torch._functorch.aot_autograd.aot_export_module` traces under
 fake tensors. Around both this module keeps tracing honest: nothing of the user's is written, and what forward changes besides
 tensors is put back and reported.
 """
@@ -23,21 +23,21 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from fusepass.apart import tracing_apart
-from fusepass.branches import MOST_BRANCHES, Condition
+from fusepass.capture.branches import MOST_BRANCHES, Condition
+from fusepass.capture.escapes import Declined, NoEscape
+from fusepass.capture.functional import LOST_WRITE, forgets_gaps
+from fusepass.capture.isolation import quiet_fake_tensors, whole_resampling
+from fusepass.capture.layouts import Following, Note, Noting
+from fusepass.capture.mutation import Exported, finish
+from fusepass.capture.naming import identifiers, input_text, positional_names
+from fusepass.capture.record import Recorder, cloned, copy_of, cuda_devices
+from fusepass.capture.shim import Shim, clean_metadata
+from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.errors import CaptureError
-from fusepass.escapes import Declined, NoEscape
-from fusepass.functional import LOST_WRITE, forgets_gaps
-from fusepass.isolation import quiet_fake_tensors, whole_resampling
-from fusepass.layouts import Following, Note, Noting
-from fusepass.mutation import Exported, finish
-from fusepass.naming import identifiers, input_text, positional_names
-from fusepass.pystate import hooked_module
-from fusepass.record import Recorder, cloned, copy_of, cuda_devices
-from fusepass.shim import Shim, clean_metadata
+from fusepass.guards.pystate import hooked_module
+from fusepass.guards.tensors import LiveTensors, Slot
 from fusepass.structure import KeyPath, Template, key_paths
-from fusepass.tensors import LiveTensors, Slot
 
 DEVICES = ("cpu", "cuda")
 """Device types on which models are optimised."""

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fusepass.capture import CaptureFailure
+from fusepass.capture.trace import CaptureFailure
 from fusepass.config import Config
-from fusepass.edits import Code
+from fusepass.dispatch.capture_fallback import Children, Dynamo, Forward, Route, Untouched
 from fusepass.errors import FusepassWarning
-from fusepass.fallbacks import FallbackCounter
-from fusepass.records import RefusalReport
-from fusepass.routes import Children, Dynamo, Forward, Route, Untouched
+from fusepass.guards.edits import Code
+from fusepass.report.records import RefusalReport
+from fusepass.runtime.fallbacks import FallbackCounter
 
 if TYPE_CHECKING:
-    from fusepass.specialise import Specialiser
+    from fusepass.dispatch.specialise import Specialiser
 
 
 IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
 _MOST_IDLE = 64  # kinds of tensors
 
 
-class Detours:
+class CaptureFallbacks:
     """The routes of one model, by the kind of call. The caller holds the lock, but for `run`.
 
     Args:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusepass.capture import CaptureFailure
+from fusepass.api.module import OptimizedModule, optimized
+from fusepass.capture.trace import CaptureFailure
 from fusepass.config import override
-from fusepass.module import OptimizedModule, optimized
-from fusepass.report import Report
-from fusepass.specialise import Specialiser
+from fusepass.dispatch.specialise import Specialiser
+from fusepass.report.report import Report
 from fusepass.structure import Template
 
 _ADVICE = "pass a tuple of positional arguments, a dict of keyword arguments, or one tensor"

@@ -13,10 +13,10 @@ import torch
 import torch.utils._device as default
 from torch import nn
 
-from fusepass.capture import Captured
-from fusepass.compile import CompiledGraph
-from fusepass.naming import key
-from fusepass.surroundings import Surroundings
+from fusepass.capture.naming import key
+from fusepass.capture.trace import Captured
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.guards.surroundings import Surroundings
 
 _LARGE = 64
 """Entries of a list or dict; of larger ones each entry would become a guard."""

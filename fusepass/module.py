@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from fusepass.capture import CaptureFailure
-from fusepass.edits import dict_version
+from fusepass.api.view import graph_view
+from fusepass.capture.trace import CaptureFailure
+from fusepass.dispatch.signature import obstacle
+from fusepass.dispatch.signatures import Table
+from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import CaptureError
-from fusepass.quick import MISSED
-from fusepass.report import Report
-from fusepass.signature import obstacle
-from fusepass.signatures import Table
-from fusepass.specialise import Specialiser
+from fusepass.guards.edits import dict_version
+from fusepass.report.report import Report
+from fusepass.runtime.fast_path import MISSED
 from fusepass.structure import Template
-from fusepass.view import graph_view
 
 if TYPE_CHECKING:
-    from fusepass.profile import Profile
+    from fusepass.profiling.profile import Profile
 
 _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
 _OWN = frozenset({"original", "_specialiser", "_table", "_options"})

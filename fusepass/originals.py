@@ -16,14 +16,14 @@ import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
 
-from fusepass import quick
-from fusepass.edits import Code
-from fusepass.fallbacks import FallbackCounter
-from fusepass.pystate import HELD
-from fusepass.signature import tensor_guards
-from fusepass.signatures import Table
+from fusepass.dispatch.signature import tensor_guards
+from fusepass.dispatch.signatures import Table
+from fusepass.guards.edits import Code
+from fusepass.guards.pystate import HELD
+from fusepass.guards.surroundings import entries_of, is_constant
+from fusepass.runtime import fast_path
+from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
-from fusepass.surroundings import entries_of, is_constant
 
 _KINDS = (torch.Tensor, nn.Parameter)
 _STRANGE = (torch.Tensor, fx.Proxy)
@@ -65,8 +65,8 @@ class Originals:
         with self._lock:
             self._calls += 1
             if self._calls == _WORTH_A_BUILD:
-                quick.begin()
-            made = quick.types()
+                fast_path.begin()
+            made = fast_path.types()
             if made is None:
                 return
             if self._recording is None:
@@ -77,7 +77,7 @@ class Originals:
 
     def leave(self, tensors: Sequence[torch.Tensor], inputs: Template, code: Code | None, reason: str | None) -> None:
         """Nothing is gained in a call like this while it runs this `code`; where there is a `reason`, it counts as a fallback."""
-        form = quick.Form.of(inputs, opaque=True)
+        form = fast_path.Form.of(inputs, opaque=True)
         if form is None or any(tensor.layout is not torch.strided for tensor in tensors):
             return
         with self._lock:
@@ -89,12 +89,12 @@ class Originals:
                     self._fallbacks.follow(self._name, reason, call.count)
 
 
-def _left(model: nn.Module, form: quick.Form, tensors: Sequence[torch.Tensor], code: Code | None) -> Any:
+def _left(model: nn.Module, form: fast_path.Form, tensors: Sequence[torch.Tensor], code: Code | None) -> Any:
     """What calls the forward of `model` for calls with such tensors in this mode; None while there is no library.
 
     It is right for all calls: what is compared may make another way better.
     """
-    made = quick.types()
+    made = fast_path.types()
     if made is None:
         return None
     settings = torch.is_grad_enabled, functools.partial(getattr, model, "training")

@@ -1,10 +1,10 @@
 """The Python state of a module: attributes, and the containers and objects they hold, but no tensor's values.
 
 Tracing runs Python once. What the traced code read must be the same at a later call (`PythonState`), and what it
-changed would not be changed again, so a model that changes anything is not traced (`fusepass.snapshot`).
+changed would not be changed again, so a model that changes anything is not traced (`fusepass.capture.snapshot`).
 
 Seen are the attributes of every submodule, and what they hold: lists, dicts, sets, plain objects and small arrays, to a
-few levels. Globals, closures and class attributes are found by reading bytecode (`fusepass.surroundings`).
+few levels. Globals, closures and class attributes are found by reading bytecode (`fusepass.guards.surroundings`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy
 import torch
 from torch import nn
 
+from fusepass.guards.surroundings import MISSING
 from fusepass.structure import is_plain, plain_key
-from fusepass.surroundings import MISSING
 
 _DEPTH = 4
 LARGE = 1000
@@ -236,7 +236,7 @@ class PythonState:
     """The Python state of `model`, recorded once and compared at each call in a microsecond or two.
 
     A value that was replaced by an equal plain value counts as unchanged; every other replacement as a change.
-    Of tensors, here only their number counts; `fusepass.tensors` follows them.
+    Of tensors, here only their number counts; `fusepass.guards.tensors` follows them.
 
     Attributes:
         dicts: those dicts whose entries count.

@@ -1,8 +1,8 @@
 """The usual call without Python: a small library that all models share and that is built once, behind the first kernels.
 
 Between two calls of a small model other code takes the processor's caches, and then each Python object and each piece
-of the interpreter that a call touches costs more than what it does. The library compares what `fusepass.signature`
-compares and launches what `fusepass.runtime` launches, in the common case alone: whatever is unusual is left to Python.
+of the interpreter that a call touches costs more than what it does. The library compares what `fusepass.dispatch.signature`
+compares and launches what `fusepass.runtime.region` launches, in the common case alone: whatever is unusual is left to Python.
 So is everything until it is there, and where it cannot be built.
 """
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from fusepass.fallbacks import FallbackCounter
-from fusepass.report import CaptureRoute, Report
+from fusepass.report.report import CaptureRoute, Report
+from fusepass.runtime.fallbacks import FallbackCounter
 
 if TYPE_CHECKING:
-    from fusepass.specialise import Specialiser
+    from fusepass.dispatch.specialise import Specialiser
 
 Forward = Callable[..., Any]
 _MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
@@ -64,7 +64,7 @@ class Dynamo:
     ) -> None:
         self._reports: list[Report] = []
         self._limit = min(limit, _MOST_RECOMPILATIONS)
-        from fusepass.backend import Backend  # Dynamo takes seconds to import
+        from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))
         self._compiled = torch.compile(forward, backend=backend)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fusepass.capture.isolation import memory_of, unchanged_globals
+from fusepass.capture.snapshot import Snapshot
+from fusepass.capture.twin import twin
 from fusepass.errors import CaptureError
-from fusepass.isolation import memory_of, unchanged_globals
-from fusepass.snapshot import Snapshot
+from fusepass.guards.tensors import Slot, put_tensor
 from fusepass.structure import Template
-from fusepass.tensors import Slot, put_tensor
-from fusepass.twin import twin
 
 MODEL = "model"
 """Name of the model inside the shim; the prefix of its submodules' names there."""

@@ -21,13 +21,13 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from fusepass import quick
-from fusepass.capture import Captured
-from fusepass.edits import Code
-from fusepass.pystate import PythonState
-from fusepass.quick import Form
-from fusepass.surroundings import Surroundings
-from fusepass.tensors import LiveTensors
+from fusepass.capture.trace import Captured
+from fusepass.guards.edits import Code
+from fusepass.guards.pystate import PythonState
+from fusepass.guards.surroundings import Surroundings
+from fusepass.guards.tensors import LiveTensors
+from fusepass.runtime import fast_path
+from fusepass.runtime.fast_path import Form
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -213,7 +213,7 @@ class Signature:
         return tuple(map(tuple, self._python.lists))
 
     def _call(self, *rest: Any) -> Any:
-        made = quick.types()
+        made = fast_path.types()
         if made is None or self._devices:
             return None
         try:

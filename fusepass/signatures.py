@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fusepass.quick import MISSED, door
-from fusepass.specialisation import Specialisation
+from fusepass.dispatch.specialisation import Specialisation
+from fusepass.runtime.fast_path import MISSED, door
 
 _RECENT = 4
 """Specialisations that a call tries in Python before it looks at shapes: few, as each costs about a microsecond."""

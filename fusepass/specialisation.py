@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fusepass.capture import Captured
-from fusepass.compile import CompiledGraph
-from fusepass.inline import Inline
+from fusepass.capture.trace import Captured
+from fusepass.compile.pipeline import CompiledGraph
+from fusepass.dispatch.inline import Inline
+from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
-from fusepass.quick import MISSED, Form, types
-from fusepass.replay import CudaGraphs, Replay, obstacle
-from fusepass.report import RegionState, Report
-from fusepass.signature import Signature
+from fusepass.report.report import RegionState, Report
+from fusepass.runtime.fast_path import MISSED, Form, types
+from fusepass.runtime.replay import CudaGraphs, Replay, obstacle
 from fusepass.structure import KeyPath, Template
 
 _WORTH = 5e-6

@@ -12,25 +12,25 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fusepass.branches import MOST_BRANCHES
-from fusepass.capture import CaptureFailure, capture, capturing
+from fusepass.capture.branches import MOST_BRANCHES
+from fusepass.capture.trace import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
-from fusepass.compile import compile_graph
+from fusepass.compile.pipeline import compile_graph
 from fusepass.config import override
-from fusepass.detours import IDLE_CALLS, Detours
-from fusepass.fallbacks import FallbackCounter
+from fusepass.dispatch.capture_fallback import Route, Untouched
+from fusepass.dispatch.capture_fallbacks import IDLE_CALLS, CaptureFallbacks
+from fusepass.dispatch.signature import obstacle
+from fusepass.dispatch.signatures import Table
+from fusepass.dispatch.specialisation import Specialisation
 from fusepass.garbage import collector_paused
 from fusepass.originals import NEEDS_GRADIENTS, Originals
-from fusepass.quick import MISSED
-from fusepass.report import CaptureRoute, Report
-from fusepass.routes import Route, Untouched
-from fusepass.signature import obstacle
-from fusepass.signatures import Table
-from fusepass.specialisation import Specialisation
+from fusepass.report.report import CaptureRoute, Report
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.fast_path import MISSED
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
-    from fusepass.profile import Profile
+    from fusepass.profiling.profile import Profile
 _MOST_CONDITIONAL = 4
 """Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
 
@@ -53,7 +53,7 @@ class Specialiser:
         dynamo: whether Dynamo may serve what cannot be traced.
     """
 
-    # Slots, so that `fusepass.pystate` does not take what happens here for the state of a model around it.
+    # Slots, so that `fusepass.guards.pystate` does not take what happens here for the state of a model around it.
     __slots__ = (
         "_detours",
         "_fallbacks",
@@ -90,7 +90,7 @@ class Specialiser:
         alone = forward is None  # else nobody asks the table's door
         self._originals = Originals(model, self.table, self._fallbacks, self._name, self._lock) if alone else None
         self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
-        self._detours = Detours(
+        self._capture_fallbacks = CaptureFallbacks(
             model,
             self._name,
             self._options,
@@ -158,7 +158,7 @@ class Specialiser:
         made = self.prepare(args, kwargs)
         if isinstance(made, CaptureFailure):
             return made
-        from fusepass.profiler import profile  # seldom wanted
+        from fusepass.profiling.profiler import profile  # seldom wanted
 
         tensors, _ = Template.of_call(args, kwargs)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
@@ -168,7 +168,7 @@ class Specialiser:
 
     def report(self) -> Report:
         """What was fused so far, and what was not."""
-        routes, refusals = self._detours.routes, self._detours.refusals
+        routes, refusals = self._capture_fallbacks.routes, self._capture_fallbacks.refusals
         reports = [made.report for made in self.table]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
         reports += [report for route in routes for report in route.reports()]
@@ -254,7 +254,7 @@ class Specialiser:
                 return self.original(*args, **kwargs)
         key = inputs.key, self._model.training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
         with self._lock:
-            route = self._detours.get(key)
+            route = self._capture_fallbacks.get(key)
             found = None if route else self._find(tensors, inputs)
             reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
             failure = None
@@ -262,7 +262,7 @@ class Specialiser:
                 made = self._specialise(args, kwargs, tensors)
                 if isinstance(made, CaptureFailure):
                     failure, reason = made, made.reason
-                    route = None if failure.error else self._detours.conclude(key, failure, config)
+                    route = None if failure.error else self._capture_fallbacks.conclude(key, failure, config)
                 else:
                     bound = made.bound(tensors)
                     found = None if bound is None else (made, bound)
@@ -270,16 +270,16 @@ class Specialiser:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
             result = self._run_original(args, kwargs, failure.reason)
             with self._lock:
-                self._detours.conclude(key, failure, config)
+                self._capture_fallbacks.conclude(key, failure, config)
             return result
         if route is not None:
             if isinstance(route, Untouched) and not kwargs and next(iter(self.table), None) is None:
                 kind = self._kind(args)
                 self._left = self._left if kind is None else (kind, route)
             reason = route.reason if isinstance(route, Untouched) else None
-            if self._originals is not None and (reason is not None or self._detours.is_idle(key, tensors)):
-                self._originals.leave(tensors, inputs, self._detours.code, reason)
-            return self._detours.run(key, route, tensors, args, kwargs)
+            if self._originals is not None and (reason is not None or self._capture_fallbacks.is_idle(key, tensors)):
+                self._originals.leave(tensors, inputs, self._capture_fallbacks.code, reason)
+            return self._capture_fallbacks.run(key, route, tensors, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
@@ -318,7 +318,7 @@ class Specialiser:
 
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
-        self._detours.refuse(step, reason)
+        self._capture_fallbacks.refuse(step, reason)
 
 
 def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

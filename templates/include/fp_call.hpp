@@ -51,7 +51,7 @@ inline bool watch_all(PyObject* dicts) {
     return true;
 }
 
-// What `fusepass.specialisation.Specialisation.serve` does, where nothing changed since `renew`.
+// What `fusepass.dispatch.specialisation.Specialisation.serve` does, where nothing changed since `renew`.
 struct Call {
     PyObject_HEAD
     PyObject* dicts;     // all that must be as it was

@@ -1,4 +1,4 @@
-// How the tensors of a call are found in its arguments: `fusepass.quick.Form`.
+// How the tensors of a call are found in its arguments: `fusepass.runtime.fast_path.Form`.
 #pragma once
 
 #include "fp_code.hpp"

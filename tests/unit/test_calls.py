@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass import quick
+from fusepass.api.module import OptimizedModule
+from fusepass.dispatch.specialisation import Specialisation
+from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.quick import MISSED
-from fusepass.specialisation import Specialisation
-from fusepass.specialise import Specialiser
+from fusepass.runtime import fast_path
+from fusepass.runtime.fast_path import MISSED
 
 pytestmark = pytest.mark.filterwarnings("ignore::fusepass.errors.FusepassWarning")
 
@@ -28,7 +28,7 @@ T, U, V = torch.randn(3, 5), torch.randn(3, 5), torch.randn(3, 5)
 
 @pytest.fixture(autouse=True)
 def _ready() -> Iterator[None]:
-    quick.wait()
+    fast_path.wait()
     with torch.no_grad():
         yield
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.capture import Captured, CaptureFailure, capture
+from fusepass.capture.trace import Captured, CaptureFailure, capture
+from fusepass.capture.twin import twin
+from fusepass.guards.tensors import LiveTensors
 from fusepass.structure import Template
-from fusepass.tensors import LiveTensors
-from fusepass.twin import twin
 
 aten = torch.ops.aten
 
@@ -78,7 +78,7 @@ def test_placeholders_are_named_and_nodes_say_where_they_come_from() -> None:
     convolution, *_ = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert convolution.meta["val"].shape == (1, 4, 4, 4)
     assert list(convolution.meta["nn_module_stack"]) == ["conv"]
-    assert "fusepass/capture.py" not in convolution.meta["stack_trace"]
+    assert "fusepass/capture/trace.py" not in convolution.meta["stack_trace"]
     assert "in forward" in convolution.meta["stack_trace"]
 
 
@@ -310,7 +310,7 @@ def test_indexing_by_numbers_is_recorded_and_by_masks_is_not(monkeypatch: pytest
     def export(*_: Any) -> Any:
         raise ValueError("not recorded")
 
-    monkeypatch.setattr("fusepass.capture._export", export)
+    monkeypatch.setattr("fusepass.capture.trace._export", export)
     x, mask = torch.arange(6.0).view(2, 3), torch.tensor([True, False])
     model, numbers = module(lambda self, x, i: x[i] * 2), torch.tensor([1, 0, 1])
     assert torch.equal(replay(captured(model, x, numbers), model, x, numbers), x[numbers] * 2)
@@ -374,7 +374,7 @@ def test_a_module_that_leads_elsewhere_has_no_twin(kept: Callable[[Any], Any]) -
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_pools_of_channels_last_are_recorded_with_their_strides(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool to one element changes strides in place, which needs no slow export."""
-    monkeypatch.setattr("fusepass.capture._export", lambda *_: pytest.fail("not recorded"))
+    monkeypatch.setattr("fusepass.capture.trace._export", lambda *_: pytest.fail("not recorded"))
     x = torch.rand(2, *[1] * (rank == 1), *[3] * rank, 4).movedim(-1, 1)
     pool = getattr(nn.functional, f"adaptive_avg_pool{rank}d")
     model = module(lambda self, x: pool(x[:, :, 0] if rank == 1 else x, 1) * 2)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusepass
+from fusepass.api.module import OptimizedModule
+from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import FusepassWarning
-from fusepass.module import OptimizedModule
-from fusepass.report import CaptureRoute
-from fusepass.specialise import Specialiser
+from fusepass.report.report import CaptureRoute
 
 X = torch.randn(2, 3, 6, 6)
 
@@ -413,7 +413,7 @@ def _routes_after(opt: Any, x: Tensor, calls: int) -> list[Any]:
     """What serves an optimised model that was not traced, after so many calls."""
     for _ in range(calls):
         opt(x)
-    return list(opt._specialiser._detours.routes)
+    return list(opt._specialiser._capture_fallbacks.routes)
 
 
 def test_what_goes_to_dynamo_is_served_while_another_thread_traces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +543,7 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("fusepass.specialise.compile_graph", broken)
+    monkeypatch.setattr("fusepass.dispatch.specialise.compile_graph", broken)
     opt = fusepass.optimize(net)
     with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
         close(opt(X), net(X))
@@ -552,7 +552,7 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
 
 
 def test_a_specialisation_that_cannot_be_made_is_an_internal_error(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusepass.specialise.Specialisation", mock.Mock(side_effect=KeyError("lost")))
+    monkeypatch.setattr("fusepass.dispatch.specialise.Specialisation", mock.Mock(side_effect=KeyError("lost")))
     opt = fusepass.optimize(net)
     with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
         close(opt(X), net(X))
