@@ -118,6 +118,12 @@ def _is_shape(value: object) -> bool:
     return type(value) is torch.Size
 
 
+def is_record(value: object) -> bool:
+    """Whether `value` is an instance of a dataclass whose fields, and nothing else, are in its dict."""
+    names = _field_names(value)
+    return names is not None and hasattr(value, "__dict__") and tuple(vars(value)) == names
+
+
 def _field_names(leaf: object) -> tuple[str, ...] | None:
     """The fields of a dataclass instance that has nothing else to it; None for anything else."""
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type | torch.nn.Module):
@@ -139,12 +145,14 @@ class Template:
         leaves: what is not a tensor; None in the holes.
         holes: positions of the tensors among the leaves.
         key: equal for templates with the same nesting and constants (`plain_key`).
+        again: positions of further holes, each with the number of the tensor that is there once more.
     """
 
     structure: Structure
     leaves: tuple[Any, ...]
     holes: tuple[int, ...]
     key: object
+    again: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, value: Any) -> tuple[list[torch.Tensor], Template]:
@@ -155,11 +163,29 @@ class Template:
         constants = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
         return tensors, cls(structure, constants, holes, (holes, tuple(map(plain_key, constants))))
 
+    @classmethod
+    def of_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Template]:
+        """The tensors of a call, each once: where one is passed at several places, forward may ask whether it is, or write it."""
+        found, form = cls.of((args, kwargs))
+        numbers: dict[int, int] = {}
+        for tensor in found:
+            numbers.setdefault(id(tensor), len(numbers))
+        if len(numbers) == len(found):
+            return found, form
+        tensors = list({id(tensor): tensor for tensor in found}.values())
+        places = [(position, numbers[id(tensor)]) for position, tensor in zip(form.holes, found, strict=True)]
+        first = {number: position for position, number in reversed(places)}
+        again = tuple((position, number) for position, number in places if first[number] != position)
+        holes = tuple(first[number] for number in range(len(tensors)))
+        return tensors, cls(form.structure, form.leaves, holes, (form.key, again), again)
+
     def fill(self, tensors: Sequence[Any]) -> Any:
         """The nested value with `tensors` in the holes."""
         leaves = list(self.leaves)
         for position, tensor in zip(self.holes, tensors, strict=True):
             leaves[position] = tensor
+        for position, number in self.again:
+            leaves[position] = tensors[number]
         return self.structure.unflatten(leaves)
 
     def same_form(self, other: Template) -> bool:

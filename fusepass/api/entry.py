@@ -100,7 +100,7 @@ def _prepare(specialiser: Specialiser, model: nn.Module, args: tuple[Any, ...], 
 
 
 def _copied_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensors, form = Template.of((args, kwargs))
+    tensors, form = Template.of_call(args, kwargs)
     copied: tuple[tuple[Any, ...], dict[str, Any]] = form.fill([tensor.detach().clone() for tensor in tensors])
     return copied
 

@@ -79,18 +79,17 @@ class OptimizedModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module. The usual call, with no hooks around it, takes a shorter way to the same result."""
-        if not (kwargs or _dynamo_is_compiling()):
+        if not _dynamo_is_compiling():
             table = self._table
-            result = table.door(args)
+            result = table.door(args, kwargs)
             if result is not MISSED:
                 return result
-            if not any(table.hooks):
+            if not (kwargs or any(table.hooks)):
                 for made in table.recent:
                     result = made.serve(args)
                     if result is not MISSED:
                         table.served(made)
                         return result
-        if not _dynamo_is_compiling():
             original = self.original
             if type(original).__call__ is not nn.Module.__call__ and _has_own_call(type(original)):  # by now
                 return self._specialiser.leave(original, args, kwargs, _OWN_CALL)
@@ -100,6 +99,10 @@ class OptimizedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original's result."""
+        if type(args) is tuple and not _dynamo_is_compiling():
+            result = self._table.inside(args, kwargs)  # with hooks around it, else `__call__` would have come so far
+            if result is not MISSED:
+                return result
         # Both say it of the process: another thread may be the one.
         if _dynamo_is_compiling() or (torch.compiler.is_compiling() and _is_traced(args, kwargs)):
             return self._specialiser.trace(args, kwargs)

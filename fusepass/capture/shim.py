@@ -138,7 +138,7 @@ class Shim(nn.Module):
         if changed is not None:
             text = f"forward changes Python state: {changed.label}"
             raise CaptureError(text, only_children=not changed.followed)
-        left, form = Template.of(inputs)
+        left, form = Template.of_call(args, kwargs)
         if not form.same_form(self.inputs) or not all(map(operator.is_, left, tensors)):
             raise CaptureError("forward changes a container among its inputs")
         return result

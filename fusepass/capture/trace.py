@@ -116,7 +116,7 @@ def capture(
         final = isinstance(model, torch.jit.ScriptModule)
         return CaptureFailure("a part of it is TorchScript, which has no Python to trace", final=final, lasting=final)
     live = LiveTensors(model)
-    tensors, inputs = Template.of((args, kwargs))
+    tensors, inputs = Template.of_call(args, kwargs)
     refused = _refusal(model, inputs, [*live.tensors, *tensors])
     if refused is not None:
         return refused

@@ -54,11 +54,11 @@ class Untouched:
     def __init__(self, forward: Forward, name: str, reason: str, fallbacks: FallbackCounter) -> None:
         self._forward = forward
         self._name = name
-        self._reason = reason
+        self.reason = reason
         self._fallbacks = fallbacks
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._fallbacks.count(self._name, self._reason)
+        self._fallbacks.count(self._name, self.reason)
         return self._forward(*args, **kwargs)
 
     def reports(self) -> list[Report]:

@@ -19,7 +19,7 @@ from fusepass.guards.edits import Code
 from fusepass.report.records import RefusalReport
 from fusepass.runtime.fallbacks import FallbackCounter
 
-_IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
+IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
 _MOST_IDLE = 64  # kinds of tensors
 
 
@@ -91,6 +91,15 @@ class CaptureFallbacks:
         return self._refusals
 
     @property
+    def code(self) -> Code | None:
+        """What a call ran when routes were found; None where it does not count."""
+        return self._code
+
+    def is_idle(self, key: object, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether Dynamo found nothing to fuse in calls with such tensors."""
+        return self._idle[_kind(key, tensors)] >= IDLE_CALLS
+
+    @property
     def _original(self) -> Forward:
         return self._forward or self._model.forward
 
@@ -125,8 +134,8 @@ class CaptureFallbacks:
         """The model's result; where Dynamo found nothing, later calls take another route, or, with nothing to fuse, none."""
         if not isinstance(route, Dynamo):
             return route(args, kwargs)
-        kind = key, tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-        if self._idle[kind] >= _IDLE_CALLS:
+        kind = _kind(key, tensors)
+        if self._idle[kind] >= IDLE_CALLS:
             return self._original(*args, **kwargs)
         result = route(args, kwargs)
         reports = route.reports()
@@ -164,3 +173,7 @@ class CaptureFallbacks:
     def _of_child(self, path: str, child: nn.Module) -> Optimised:
         name = f"{self._name}.{path}"
         return self._specialiser(child, self._options, name=name, forward=child.forward, dynamo=False)
+
+
+def _kind(key: object, tensors: Sequence[torch.Tensor]) -> object:
+    return key, tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

@@ -59,8 +59,9 @@ class Inline:
         self._constants = tuple(
             (place, leaf)
             for i, (place, leaf) in enumerate(zip(places, leaves, strict=True))
-            if i not in captured.inputs.holes
+            if i not in captured.inputs.holes and i not in dict(captured.inputs.again)
         )
+        self._again = tuple((places[i], self._tensors[number][0]) for i, number in captured.inputs.again)
 
     @classmethod
     def of(
@@ -83,8 +84,11 @@ class Inline:
 
     def matches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this is the specialisation for a call."""
-        if len(args) + len(kwargs) != len(self._tensors) + len(self._constants):
+        if len(args) + len(kwargs) != len(self._tensors) + len(self._constants) + len(self._again):
             return False
+        for place, first in self._again:
+            if _argument(args, kwargs, place) is not _argument(args, kwargs, first):
+                return False
         for place, constant in self._constants:
             if not _same(_argument(args, kwargs, place), constant):
                 return False

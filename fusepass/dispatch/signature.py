@@ -27,6 +27,7 @@ from fusepass.guards.pystate import PythonState
 from fusepass.guards.surroundings import Surroundings
 from fusepass.guards.tensors import LiveTensors
 from fusepass.runtime import fast_path
+from fusepass.runtime.fast_path import Form
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -88,17 +89,6 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
     return f"an input is a {type(other).__name__}"
 
 
-def distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`tensors`, with an alias for each that occurred before: `TensorGuards` refuses the same one twice."""
-    seen: set[int] = set()
-    result = []
-    for tensor in tensors:
-        with torch.no_grad():
-            result.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
-        seen.add(id(tensor))
-    return result
-
-
 class Signature:
     """What the specialisation `captured` of `model` was made for: the call with `tensors`, at the time of making.
 
@@ -113,15 +103,14 @@ class Signature:
         "_empty",
         "_globals_unchanged",
         "_indices",
-        "_inputs_guard",
+        "_inputs_fit",
         "_live",
         "_pick_states",
         "_python",
-        "_same_tensors",
         "_seen",
         "_set",
         "_settings",
-        "_states_guard",
+        "_states_fit",
     )
 
     def __init__(
@@ -134,10 +123,8 @@ class Signature:
         dicts = {id(entries): entries for entries in (*self._live.dicts, *self._python.dicts)}.values()
         self._dicts = tuple(entries for entries in dicts if entries)
         self._empty = tuple(entries for entries in dicts if not entries)
-        inputs = distinct(tensors)
-        self._inputs_guard = _tensor_guards(inputs)
-        self._states_guard = _tensor_guards(self._live.tensors)
-        self._same_tensors = _tensor_guards(distinct([*self._live.tensors, *inputs])).check
+        self._inputs_fit = tensor_guards(tensors).check
+        self._states_fit = tensor_guards(self._live.tensors).check
         self._globals_unchanged = _guards.GlobalStateGuard().check
         self._settings = (*settings(captured), *around.readers.values())
         self._set = [read() for read in self._settings]
@@ -148,11 +135,10 @@ class Signature:
         self._indices = indices
         self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
 
-    def bind(self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None) -> Tensors | None:
+    def bind(self, tensors: Sequence[torch.Tensor]) -> Tensors | None:
         """The arguments of the graph for a call with these input tensors; None where they do not match.
 
-        There are as many tensors as there were when the signature was made. `distinct` makes stand-ins, without
-        which a call that has a tensor twice does not match.
+        There are as many tensors as there were when the signature was made, and no two are the same; one may be the model's.
         """
         version, states = self._seen
         # Versions only ever grow, so an equal sum stands for equal versions.
@@ -161,15 +147,13 @@ class Signature:
             if found is None:
                 return None
             states = found
-        arguments = (*states, *tensors)
         # A nested tensor has no sizes to compare: `TensorGuards` would end the process.
         if any(getattr(tensor, "is_nested", False) for tensor in tensors):
             return None
         if (
-            (stand_ins is not None or not self._same_tensors(*arguments))
-            and not (self._inputs_guard.check(*(stand_ins or tensors)) and self._states_guard.check(*states))
-        ) or (
-            not self._globals_unchanged()
+            not self._inputs_fit(*tensors)
+            or not self._states_fit(*states)
+            or not self._globals_unchanged()
             or _dispatch_modes()
             or forward_ad._current_level >= 0
             or not self._code.unchanged()
@@ -178,7 +162,7 @@ class Signature:
             return None
         if (_function_modes() or self._devices) and _default_devices() != self._devices:
             return None
-        return arguments if self._all_states else (*self._pick_states(states), *tensors)
+        return (*states, *tensors) if self._all_states else (*self._pick_states(states), *tensors)
 
     @property
     def states(self) -> Tensors:
@@ -187,6 +171,7 @@ class Signature:
 
     def quick(
         self,
+        form: Form,
         run: Callable[..., Any],
         positions: Sequence[int],
         finish: Callable[..., Any] | None,
@@ -198,35 +183,45 @@ class Signature:
         It compares what `bind` compares, but that it gives up where a dict changed since `bind` looked at it.
 
         Args:
+            form: of the call's arguments.
             run: the graph, or what does the same with some of its arguments.
             positions: of these.
             finish: makes the call's result of the graph's; None for the first of these.
             written: positions of the graph's arguments that it writes.
             sizes: bytes that each of the graph's arguments covers.
         """
-        states, arity = len(self._live.tensors), len(sizes) - len(self._indices)
+        states, inputs = len(self._live.tensors), form.tensors
         # A dispatch mode is among the keys that tensors are compared with, if there are any.
-        zeros = (_function_modes,) if states + arity else (_function_modes, _dispatch_modes)
-        places = (*self._indices, *range(states, states + arity))
+        zeros = (_function_modes,) if states + inputs else (_function_modes, _dispatch_modes)
+        places = (*self._indices, *range(states, states + inputs))
+        asked, expected = self._settings, self._set
+        if self._python.unusual:
+            asked, expected = (*asked, self._python.unusual.unchanged), [*expected, True]
         return self._call(
-            self._same_tensors, self._globals_unchanged, zeros, tuple(self._settings), tuple(self._set),
-            run, finish, self._live.tensors, arity, tuple(places[i] for i in positions), written, sizes,
+            self._inputs_fit, self._globals_unchanged, zeros, tuple(asked), tuple(expected),
+            run, finish, self._live.tensors, form.taken, tuple(places[i] for i in positions), written, sizes,
         )  # fmt: skip
 
-    def quick_forward(self, model: nn.Module, arity: int) -> Any:
+    def quick_forward(self, model: nn.Module, form: Form) -> Any:
         """What calls the forward of `model`, which is always right, without Python before it; None where that cannot be.
 
         It is for calls that gain nothing otherwise, and compares the inputs: others may gain something.
         """
-        inputs = tuple(range(arity))
-        return self._call(self._inputs_guard.check, None, (), (), (), model, ..., (), arity, inputs, (), ())
+        inputs = tuple(range(form.tensors))
+        return self._call(self._inputs_fit, None, (), (), (), model, ..., (), form.taken, inputs, (), ())
+
+    @property
+    def lists(self) -> tuple[tuple[Any, ...], ...]:
+        """What the lists of the model's Python state hold; `bind` compares it."""
+        return tuple(map(tuple, self._python.lists))
 
     def _call(self, *rest: Any) -> Any:
         made = fast_path.types()
-        if made is None or self._python.others or self._devices:
+        if made is None or self._devices:
             return None
         try:
-            return made.call((*self._dicts, *self._empty, vars(forward_ad)), *rest, self._code.compare)
+            dicts = (*self._dicts, *self._empty, vars(forward_ad))
+            return made.call(dicts, *rest, self._code.compare, self._states_fit, self._python.lists)
         except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are more tensors than are worth it
             return None
 
@@ -241,7 +236,8 @@ class Signature:
         return states
 
 
-def _tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
+    """Compares tensors with these, and the modes around with those that are active now."""
     return _guards.TensorGuards(
         *tensors,
         dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],

@@ -13,7 +13,10 @@ from fusepass.dispatch.specialisation import Specialisation
 from fusepass.runtime.fast_path import MISSED, door
 
 _RECENT = 4
-"""Specialisations that a call tries before it looks at shapes: few, as each costs about a microsecond."""
+"""Specialisations that a call tries in Python before it looks at shapes: few, as each costs about a microsecond."""
+
+_READY = 16
+"""Those that it tries without Python before that: each that does not fit costs about a tenth of one."""
 
 _MOST_ALIKE = 16
 """Specialisations for the same shapes: a model whose Python state changes at each call must not be traced for ever."""
@@ -25,21 +28,37 @@ class Table:
     """Threads may share one.
 
     Attributes:
-        recent: those that served the last calls, for a quick try.
         door: tries those of them that need no Python; gives `MISSED` where there are none.
+        inside: the same for what runs within hooks.
         hooks: what must be empty for them to serve.
         version: of the attributes of the model that had these.
     """
 
-    __slots__ = ("_by_shapes", "_lock", "_made", "_offered", "_turned_away", "door", "hooks", "recent", "version")
+    __slots__ = (
+        "_by_shapes",
+        "_left",
+        "_lock",
+        "_made",
+        "_offered",
+        "_ready",
+        "_recording",
+        "_turned_away",
+        "door",
+        "hooks",
+        "inside",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.version = -1
         self.hooks: Sequence[Mapping[int, Any]] = ()
-        self.door: Callable[[tuple[Any, ...]], Any] = _no_door
+        self.door: Callable[..., Any] = _no_door
+        self.inside: Callable[..., Any] = _no_door
         self._made: Any = None
         self._offered: tuple[Any, ...] = ()
-        self.recent: tuple[Specialisation, ...] = ()
+        self._recording: Any = None
+        self._ready: tuple[Specialisation, ...] = ()  # those that served last, of which recent ones come first
+        self._left: tuple[Any, ...] = ()
         self._by_shapes: dict[_Shapes, tuple[Specialisation, ...]] = {}  # the one used last at the end
         self._turned_away: dict[_Shapes, None] = {}  # the last ones, oldest first
         self._lock = threading.Lock()
@@ -49,7 +68,12 @@ class Table:
         with self._lock:
             self.version = version
             if not all(map(operator.is_, hooks, self.hooks)) or len(hooks) != len(self.hooks):
-                self.hooks, self.door, self._made = hooks, _no_door, None
+                self.hooks, self.door, self._made, self._offered = hooks, _no_door, None, ()
+
+    @property
+    def recent(self) -> tuple[Specialisation, ...]:
+        """Those that served the last calls, for a quick try."""
+        return self._ready[:_RECENT]
 
     def __iter__(self) -> Iterator[Specialisation]:
         with self._lock:
@@ -67,7 +91,7 @@ class Table:
             group = self._by_shapes.pop(key, None)
             if group is not None:
                 self._by_shapes[key] = group
-                self._remember((made, *(other for other in self.recent if other is not made)))
+                self._remember((made, *(other for other in self._ready if other is not made)))
 
     def obstacle(self, tensors: Sequence[torch.Tensor], most: int) -> str | None:
         """Why no specialisation is made for a call with such tensors; None where one is.
@@ -101,10 +125,10 @@ class Table:
                 if not self._by_shapes[oldest]:
                     del self._by_shapes[oldest]
             known = {id(each) for group in self._by_shapes.values() for each in group}
-            self._remember(tuple(each for each in (made, *self.recent) if id(each) in known))
+            self._remember(tuple(each for each in (made, *self._ready) if id(each) in known))
 
-    def _remember(self, recent: tuple[Specialisation, ...]) -> None:
-        self.recent = recent[:_RECENT]
+    def _remember(self, ready: tuple[Specialisation, ...]) -> None:
+        self._ready = ready[:_READY]
         self._offer()
 
     def served(self, made: Specialisation) -> None:
@@ -113,16 +137,30 @@ class Table:
             with self._lock:
                 self._offer()
 
+    def record(self, recording: Any) -> None:
+        """`recording` serves calls that record gradients (`fusepass.dispatch.originals`)."""
+        with self._lock:
+            self._recording = recording
+            self._offer()
+
+    def leave(self, call: Any) -> None:
+        """`call`, without Python, runs the original where nothing better is known."""
+        with self._lock:
+            self._left = (call, *self._left)[:_RECENT]
+            self._offer()
+
     def _offer(self) -> None:
-        self._offered = tuple(each.quick for each in self.recent if each.quick is not None)
-        if self._offered and self._made is None:
+        self._offered = (*(each.quick for each in self._ready if each.quick is not None), *self._left)
+        if (self._offered or self._recording is not None) and self._made is None:
             self._made = door(self.hooks)
+            self.inside = door(()) or _no_door
         if self._made is not None:
-            self._made.offer(self._offered)
+            self._made.offer(self._offered, self._recording)
+            self.inside.offer(self._offered, self._recording)  # type: ignore[attr-defined]
             self.door = self._made
 
 
-def _no_door(_: tuple[Any, ...]) -> Any:
+def _no_door(*_: Any) -> Any:
     return MISSED
 
 

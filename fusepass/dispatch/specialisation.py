@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 from fusepass.capture.trace import Captured
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.dispatch.inline import Inline
-from fusepass.dispatch.signature import Signature, distinct
+from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
 from fusepass.report.report import RegionState, Report
-from fusepass.runtime.fast_path import MISSED, types
+from fusepass.runtime.fast_path import MISSED, Form, types
 from fusepass.runtime.replay import CudaGraphs, Replay, obstacle
 from fusepass.structure import KeyPath, Template
 
@@ -38,6 +38,7 @@ class Specialisation:
         written: positions of the arguments that the graph writes: inputs or tensors of the model.
         writes: whether there are any.
         pays: whether anything was fused, or rewritten to advantage, or is replayed as a CUDA graph; else the original is as good.
+        idle: how many calls looked it up in vain, as the original is as good.
         quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
             so far.
         replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
@@ -49,12 +50,14 @@ class Specialisation:
         "_apart",
         "_call",
         "_finish",
+        "_form",
         "_may_be_quick",
         "_sizes",
         "arity",
         "bind",
         "captured",
         "compiled",
+        "idle",
         "inline",
         "pays",
         "quick",
@@ -100,9 +103,10 @@ class Specialisation:
         fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
         self.pays = fused or isinstance(self.replay, Replay) or compiled.saved >= _WORTH
         self.quick: Any = None
+        self.idle = 0
         self._alone = model if alone and not self.pays else None
-        plain = self.arity >= 0 and not captured.conditions
-        self._may_be_quick = plain and (self.pays or alone)
+        self._form = None if captured.conditions else Form.of(captured.inputs)
+        self._may_be_quick = self._form is not None and (self.pays or alone)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
 
     @property
@@ -113,7 +117,7 @@ class Specialisation:
 
     def _replay(self, tensors: Sequence[torch.Tensor]) -> Replay | str:
         """Calls through a CUDA graph, or why there is none."""
-        arguments = self.signature.bind(tensors, distinct(tensors)) or tuple(tensors)
+        arguments = self.signature.bind(tensors) or tuple(tensors)
         reason = obstacle(self.compiled.graph_module.graph, arguments)
         if reason is not None:
             return f"not used: {reason}"
@@ -121,14 +125,16 @@ class Specialisation:
         return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
 
     def _quick(self) -> Any:
+        if self._form is None:
+            return None
         if self._alone is not None:
-            return self.signature.quick_forward(self._alone, self.arity)
+            return self.signature.quick_forward(self._alone, self._form)
         run: Callable[..., Any] = self._call
         positions: Sequence[int] = range(len(self._sizes))
         if run is self.compiled.call:
             run, positions = self.compiled.without_python()
         finish = None if self._finish is _first else self._finish
-        return self.signature.quick(run, positions, finish, tuple(sorted(self.written)), tuple(self._sizes))
+        return self.signature.quick(self._form, run, positions, finish, tuple(sorted(self.written)), tuple(self._sizes))
 
     def serve(self, tensors: tuple[Any, ...]) -> Any:
         """The model's result for a call with these positional arguments, or `MISSED`."""
@@ -142,26 +148,35 @@ class Specialisation:
         """The graph's arguments for a call with these positional arguments that it is right for, else None."""
         if len(tensors) != self.arity:
             return None
+        arguments = self.bound(tensors)
+        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
+            return None
+        return arguments
+
+    def bound(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
+        """As `bind`; calls that it gives arguments for need no Python from then on, until something changes."""
         if self._may_be_quick and types() is not None:
             self.quick, self._may_be_quick = self._quick(), False
         quick = self.quick
-        moment = quick.moment() if quick is not None else 0  # before anything is looked at
+        # Before anything is looked at:
+        moment, lists = (0, ()) if quick is None else (quick.moment(), self.signature.lists)
         arguments = self.bind(tensors)
-        if arguments is None or (self.writes and self.written_memory_is_shared(arguments)):
-            return None
-        if quick is not None:
-            quick.renew(moment, self.signature.states if self.pays else ())
+        if quick is not None and arguments is not None:
+            quick.renew(moment, self.signature.states if self.pays else (), lists)
         return arguments
+
+    def ask_no_more(self) -> None:
+        """Let the original serve such calls whatever branches forward takes: nothing was gained in any that came."""
+        self._form = Form.of(self.captured.inputs)
+        self._may_be_quick = self._form is not None and self._alone is not None
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The model's result, from what `Signature.bind` gave."""
         return self._finish(self._call(*arguments))
 
-    def _bind_under_conditions(
-        self, tensors: Sequence[torch.Tensor], stand_ins: Sequence[torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, ...] | None:
+    def _bind_under_conditions(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
         """As `Signature.bind`; None, too, where forward would take other branches."""
-        bound = self.signature.bind(tensors, stand_ins)
+        bound = self.signature.bind(tensors)
         if bound is None:
             return None
         with torch._C._DisableAutocast():  # as for the graph, which holds the casts
@@ -189,7 +204,7 @@ class Specialisation:
 
 
 def _arity(captured: Captured) -> int:
-    count = len(captured.inputs.holes)
+    count = len(captured.inputs.holes)  # where a tensor is passed twice, there are more paths
     positional: tuple[KeyPath, ...] = tuple((pytree.SequenceKey(0), pytree.SequenceKey(i)) for i in range(count))
     return count if captured.paths == positional else -1
 

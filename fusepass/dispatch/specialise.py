@@ -18,8 +18,9 @@ from fusepass.codegen.forms import Forms
 from fusepass.compile.pipeline import compile_graph
 from fusepass.config import override
 from fusepass.dispatch.capture_fallback import Route, Untouched
-from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
-from fusepass.dispatch.signature import distinct, obstacle
+from fusepass.dispatch.capture_fallbacks import IDLE_CALLS, CaptureFallbacks
+from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
+from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
 from fusepass.garbage import collector_paused
@@ -63,6 +64,7 @@ class Specialiser:
         "_model",
         "_name",
         "_options",
+        "_originals",
         "_traceable",
         "table",
     )
@@ -85,6 +87,8 @@ class Specialiser:
         self._traceable: tuple[Specialisation, ...] = ()
         self._fallbacks = FallbackCounter()
         self._forms = Forms()
+        alone = forward is None  # else nobody asks the table's door
+        self._originals = Originals(model, self.table, self._fallbacks, self._name, self._lock) if alone else None
         self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
         self._capture_fallbacks = CaptureFallbacks(
             model,
@@ -99,6 +103,11 @@ class Specialiser:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
+        if self._forward is not None:  # a child, for which nobody asks the table's door
+            for made in self.table.recent:
+                result = MISSED if made.quick is None else made.quick(*args, **kwargs)
+                if result is not MISSED:
+                    return result
         if not kwargs:
             for made in self.table.recent:
                 if made.pays:
@@ -108,7 +117,7 @@ class Specialiser:
                         return result
                 elif made.fitting(args) is not None:
                     self.table.served(made)
-                    return self.original(*args)
+                    return self._run_checked(made, (), args, kwargs)
             left = self._left
             if left is not None and left[0] == self._kind(args):
                 return left[1](args, kwargs)
@@ -141,7 +150,7 @@ class Specialiser:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Specialisation | CaptureFailure:
         """Specialise for a call without making it; where the call would need gradients, for one without."""
-        tensors, inputs = Template.of((args, kwargs))
+        tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
         if reason is not None:
             return CaptureFailure(reason, final=True)
@@ -156,9 +165,9 @@ class Specialiser:
             return made
         from fusepass.profiling.profiler import profile  # seldom wanted
 
-        tensors, _ = Template.of((args, kwargs))
+        tensors, _ = Template.of_call(args, kwargs)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
-            bound = made.signature.bind(tensors, distinct(tensors))
+            bound = made.signature.bind(tensors)
         assert bound is not None  # it was made for these
         return profile(made.compiled, bound, made.written)
 
@@ -190,10 +199,12 @@ class Specialiser:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""
         if capturing():
             return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
-        tensors, inputs = Template.of((args, kwargs))
+        tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
         if reason is None and self._needs_gradients(tensors):
-            reason = "needs gradients"
+            reason = NEEDS_GRADIENTS
+            if self._originals is not None:
+                self._originals.record()
         if reason is None and any(map(is_lazy, self._model.parameters())):
             reason = "has parameters that its first call is to initialise"
         if reason is not None:
@@ -207,6 +218,9 @@ class Specialiser:
         self, made: Specialisation, bound: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not made.pays:
+            made.idle += 1
+            if made.idle == IDLE_CALLS and made.captured.conditions and not any(other.pays for other in self.table):
+                made.ask_no_more()
             return self.original(*args, **kwargs)
         if made.writes and made.written_memory_is_shared(bound):
             return self._run_original(args, kwargs, "memory that forward writes is shared by two of its inputs")
@@ -228,10 +242,9 @@ class Specialiser:
         return any(t.requires_grad for t in tensors) or any(p.requires_grad for p in self._model.parameters())
 
     def _find(self, tensors: Sequence[torch.Tensor], inputs: Template) -> _Found | None:
-        stand_ins = distinct(tensors)
         for made in self.table.candidates(tensors):
             if made.captured.inputs.same_form(inputs):
-                bound = made.bind(tensors, stand_ins)
+                bound = made.bound(tensors)
                 if bound is not None:
                     self.table.used(made, tensors)
                     return made, bound
@@ -256,7 +269,7 @@ class Specialiser:
                     failure, reason = made, made.reason
                     route = None if failure.error else self._capture_fallbacks.conclude(key, failure, config)
                 else:
-                    bound = made.bind(tensors, distinct(tensors))
+                    bound = made.bound(tensors)
                     found = None if bound is None else (made, bound)
         if failure is not None and failure.error is not None:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
@@ -268,6 +281,9 @@ class Specialiser:
             if isinstance(route, Untouched) and not kwargs and next(iter(self.table), None) is None:
                 kind = self._kind(args)
                 self._left = self._left if kind is None else (kind, route)
+            reason = route.reason if isinstance(route, Untouched) else None
+            if self._originals is not None and (reason is not None or self._capture_fallbacks.is_idle(key, tensors)):
+                self._originals.leave(tensors, inputs, self._capture_fallbacks.code, reason)
             return self._capture_fallbacks.run(key, route, tensors, args, kwargs)
         if found is not None:
             return self._run_checked(*found, args, kwargs)

@@ -241,17 +241,22 @@ class PythonState:
     Attributes:
         dicts: those dicts whose entries count.
         others: what is in no dict, as a state of its own; false where there is nothing.
+        lists: those of these that are lists.
+        unusual: the rest of them, as a state of its own.
     """
 
     def __init__(self, model: nn.Module) -> None:
         containers = [place.container for place in places(model, set()) if place.kind is not Kind.INFRASTRUCTURE]
         others = [entries for entries in containers if not isinstance(entries, dict) or _is_ordered(entries)]
+        self.lists = tuple(entries for entries in others if type(entries) is list and len(entries) <= LARGE)
         containers += [entries for m in model.modules() for entries in (m._modules, m._parameters, m._buffers)]
         hooks = [vars(m)[name] for m in model.modules() if m is not model for name in _FORWARD_HOOKS]
         hooks += _GLOBAL_FORWARD_HOOKS
         self._all = _Recorded(containers, hooks)
         self.dicts = tuple(entries for entries in (*containers, *hooks) if isinstance(entries, dict))
         self.others = _Recorded(others)
+        listed = set(map(id, self.lists))
+        self.unusual = _Recorded([entries for entries in others if id(entries) not in listed])
 
     def unchanged(self) -> bool:
         """Whether everything is as recorded."""

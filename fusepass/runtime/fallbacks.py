@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusepass.errors import FusepassWarning
@@ -35,6 +36,7 @@ class FallbackCounter:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._toolchain_told = False
+        self._elsewhere: list[tuple[tuple[str, str], Callable[[], int]]] = []
 
     def count(
         self, where: str, reason: str, *, toolchain: bool = False, instead: str = "the original operators"
@@ -55,20 +57,29 @@ class FallbackCounter:
         text = f"{where} runs as {instead}: {reason}{advice}"
         warnings.warn(text, FusepassWarning, stacklevel=2)
 
+    def follow(self, where: str, reason: str, read: Callable[[], int]) -> None:
+        """`read` gives how many more calls of `where` were counted elsewhere, for a `reason` that was told before."""
+        with self._lock:
+            self._elsewhere.append(((where, reason), read))
+
+    def _all(self) -> Counter[tuple[str, str]]:
+        with self._lock:
+            counts = self._counts.copy()
+            for kind, read in self._elsewhere:
+                counts[kind] += read()
+        return counts
+
     @property
     def total(self) -> int:
         """All fallbacks so far."""
-        with self._lock:
-            return self._counts.total()
+        return self._all().total()
 
     def records(self) -> tuple[FallbackReport, ...]:
         """The counts so far, in the order of their first occurrence."""
-        with self._lock:
-            return tuple(FallbackReport(where, reason, n) for (where, reason), n in self._counts.items())
+        return tuple(FallbackReport(where, reason, n) for (where, reason), n in self._all().items())
 
     def __getstate__(self) -> dict[tuple[str, str], int]:
-        with self._lock:
-            return dict(self._counts)
+        return dict(self._all())
 
     def __setstate__(self, counts: dict[tuple[str, str], int]) -> None:
         self.__init__()  # type: ignore[misc]

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fusepass.codegen import build, cache, cache_entry
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
+from fusepass.structure import PLAIN, Template, is_record
 
 _SMALL_RESULTS = 1 << 16
 """Bytes of results that a region's launcher makes several of before they are asked for."""
@@ -49,7 +51,15 @@ _SOURCE = Source(
     _ENTRY,
     Target.CPU,
     _TEXT,
-    ("fp_calls.hpp", "fp_call.hpp", "fp_code.hpp", "fp_launcher.hpp", "fp_store.hpp"),
+    (
+        "fp_calls.hpp",
+        "fp_recording.hpp",
+        "fp_call.hpp",
+        "fp_form.hpp",
+        "fp_code.hpp",
+        "fp_launcher.hpp",
+        "fp_store.hpp",
+    ),
     "native",
 )
 
@@ -62,6 +72,7 @@ class Types:
     call: Callable[..., Any]
     door: Callable[..., Any]
     code: Callable[..., Any]
+    recording: Callable[..., Any]
 
 
 _types: Types | None = None
@@ -123,6 +134,62 @@ def wait() -> None:
     building = _building
     if building is not None:
         building.join()
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Where an argument has a tensor.
+
+    Attributes:
+        number: of the tensor, among those of the call.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the tensors of a call are found in its arguments.
+
+    Attributes:
+        tensors: how many there are.
+        taken: what the library takes: their number where they are the positional arguments; else that number and a node for
+            positional and keyword arguments. A node is a pair: None and the number of a tensor, `...` and a value that must
+            be equal, `NotImplemented` and the type of a value that is not looked at, a tuple's or list's type and nodes, `dict` or
+            a dataclass and keys and nodes.
+    """
+
+    tensors: int
+    taken: object
+
+    @classmethod
+    def of(cls, inputs: Template, *, opaque: bool = False) -> Form | None:
+        """That of calls of the form `inputs`; None where comparing them takes Python, if types are not enough (`opaque`)."""
+        count = len(inputs.holes)
+        args, kwargs = inputs.fill([_Hole(number) for number in range(count)])
+        if not kwargs and args == tuple(map(_Hole, range(count))):
+            return cls(count, count)
+        nodes = _node(args, opaque), _node(kwargs, opaque)
+        return None if None in nodes else cls(count, (count, *nodes))
+
+
+_COMPARED = (*PLAIN[:2], *PLAIN[3:], torch.layout, torch.memory_format, torch.Size)
+"""Types of plain values that the library compares: not complex numbers, of which each part has a sign of its own."""
+
+
+def _node(value: Any, opaque: bool) -> object | None:
+    if isinstance(value, _Hole):
+        return None, value.number
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and pytree.is_namedtuple_instance(value)):
+        nodes = tuple(_node(entry, opaque) for entry in value)
+        return None if None in nodes else (type(value), nodes)
+    if type(value) is dict or is_record(value):
+        entries = value if type(value) is dict else vars(value)
+        nodes = tuple(_node(entry, opaque) for entry in entries.values())
+        return None if None in nodes else (type(value), (tuple(entries), nodes))
+    if isinstance(value, _COMPARED):
+        return ..., value
+    return (NotImplemented, type(value)) if opaque else None
 
 
 @dataclass(frozen=True)
@@ -216,6 +283,6 @@ def _nbytes(tensor: tuple[Any, ...] | None) -> int:
 
 
 def door(hooks: Sequence[Any]) -> Callable[..., Any] | None:
-    """What a model asks first: takes positional arguments and gives the result, or `MISSED`."""
+    """What a model asks first: takes positional and keyword arguments and gives the result, or `MISSED`."""
     made = types()
     return None if made is None else made.door(tuple(hooks))

@@ -1,7 +1,7 @@
 // A call that a specialisation serves, without Python: compares what it was made for, and calls it.
 #pragma once
 
-#include "fp_code.hpp"
+#include "fp_form.hpp"
 
 #include <exception>
 
@@ -58,8 +58,11 @@ struct Call {
     PyObject_HEAD
     PyObject* dicts;     // all that must be as it was
     PyObject* code;      // a `Code` that must fit; None where nothing needs to
-    PyObject* tensors;   // compares the model's tensors and the inputs
-    PyCFunctionWithKeywords compare;  // what `tensors` calls; null where it is no function of C
+    PyObject* tensors;   // compares the inputs
+    PyObject* own;       // compares the model's tensors
+    PyObject* lists;     // of the model's Python state
+    PyObject* listed;    // a tuple for each, of what it is to have
+    PyObject* form;      // of the arguments; None where they are tensors without names, no two the same
     PyObject* globals;   // compares global settings; None where nothing needs to
     PyObject* zeros;     // functions that must give 0
     PyObject* settings;  // functions that must give what `expected` holds
@@ -68,9 +71,10 @@ struct Call {
     PyObject* finish;    // makes the result of its results; None for the first of them; ... for the model itself
     PyObject* states;    // the model's tensors
     std::uint64_t seen;
+    std::uint64_t served;  // calls
     bool known;
     bool early;  // whether the launch, on a device that works beside the host, may come before the global settings are compared
-    int arity;
+    int arity;   // how many tensors are among the arguments
     int count;   // of the graph's arguments
     int written_count;
     int picked[most_tensors * 5];  // which of the model's tensors and the inputs these are
@@ -87,24 +91,39 @@ inline int holds(PyObject* function, PyObject* wanted) {
     return same;
 }
 
-// 1 where the tensors `all`, the model's and the inputs, are as those that `it` was made for.
+// 1 where `function` gives True for `tensors`.
 //
-// The comparison asks each tensor for its sizes, and one that has none (a nested tensor) throws. It is called without the interpreter
+// A comparison asks each tensor for its sizes, and one that has none (a nested tensor) throws. It is called without the interpreter
 // between it and here, through whose frames nothing may be thrown; what throws fits nothing.
-inline int tensors_fit(const Call* it, PyObject* all) {
+inline int tensors_fit(PyObject* function, PyObject* tensors) {
     PyObject* same = nullptr;
-    if (it->compare == nullptr) {
-        same = PyObject_Call(it->tensors, all, nullptr);
-    } else {
+    if (PyCFunction_CheckExact(function) && PyCFunction_GET_FLAGS(function) == (METH_VARARGS | METH_KEYWORDS)) {
+        const auto compare =
+            reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(PyCFunction_GET_FUNCTION(function)));
         try {
-            same = it->compare(PyCFunction_GET_SELF(it->tensors), all, nullptr);
+            same = compare(PyCFunction_GET_SELF(function), tensors, nullptr);
         } catch (const std::exception&) {
             return 0;
         }
+    } else {
+        same = PyObject_Call(function, tensors, nullptr);
     }
     if (same == nullptr) return -1;
     Py_DECREF(same);
     return same == Py_True;
+}
+
+// 1 where lists have what they are to have.
+inline int lists_fit(const Call* it) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(it->lists); ++i) {
+        PyObject* const list = PyTuple_GET_ITEM(it->lists, i);
+        PyObject* const wanted = PyTuple_GET_ITEM(it->listed, i);
+        if (PyList_GET_SIZE(list) != PyTuple_GET_SIZE(wanted)) return 0;
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(wanted); ++k) {
+            if (PyList_GET_ITEM(list, k) != PyTuple_GET_ITEM(wanted, k)) return 0;
+        }
+    }
+    return 1;
 }
 
 // 1 where everything around the call is.
@@ -136,10 +155,25 @@ inline int written_memory_is_shared(const Call* it, PyObject* const* arguments, 
     return 0;
 }
 
+// What forward of `model` gives for positional and keyword arguments; there may be none of these.
+inline PyObject* call_forward(PyObject* model, PyObject* given, PyObject* keywords) {
+    constexpr Py_ssize_t few = 8;
+    const Py_ssize_t count = PyTuple_GET_SIZE(given);
+    if (count <= few && (keywords == nullptr || PyDict_GET_SIZE(keywords) == 0)) {
+        PyObject* with_model[few + 1] = {model};
+        for (Py_ssize_t i = 0; i < count; ++i) with_model[i + 1] = PyTuple_GET_ITEM(given, i);
+        return PyObject_VectorcallMethod(forward_name, with_model, std::size_t(count + 1), nullptr);
+    }
+    PyObject* const forward = PyObject_GetAttr(model, forward_name);
+    if (forward == nullptr) return nullptr;
+    PyObject* const result = PyObject_Call(forward, given, keywords);
+    Py_DECREF(forward);
+    return result;
+}
+
 // What the graph gives for its arguments.
-inline PyObject* run_graph(const Call* it, PyObject** with_model) {
-    if (it->finish == Py_Ellipsis) return PyObject_VectorcallMethod(forward_name, with_model, std::size_t(it->count + 1), nullptr);
-    PyObject* const values = PyObject_Vectorcall(it->run, with_model + 1, std::size_t(it->count), nullptr);
+inline PyObject* run_graph(const Call* it, PyObject* const* arguments) {
+    PyObject* const values = PyObject_Vectorcall(it->run, arguments, std::size_t(it->count), nullptr);
     if (values == nullptr) return nullptr;
     PyObject* const result = it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
     Py_DECREF(values);
@@ -163,59 +197,73 @@ inline int made_in_time(Call* it, PyObject** result) {
     return right;
 }
 
-// The result for the positional arguments `given`, or `missed`.
+// The result for the arguments `given` and `keywords`, which may be null, or `missed`.
 //
 // A launch reads the tensors that were compared, and writes what nobody has seen. So it comes before global settings are compared, which
 // then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
-inline PyObject* serve(Call* it, PyObject* given) {
-    if (PyTuple_GET_SIZE(given) != it->arity || !it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
-    if (it->code != Py_None) {
-        const int right = code_fits(reinterpret_cast<Code*>(it->code));
-        if (right != 1) return right < 0 ? nullptr : Py_NewRef(missed);
-    }
-    const Py_ssize_t states = PyTuple_GET_SIZE(it->states);
-    PyObject* const all = PyTuple_New(states + it->arity);
-    if (all == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < states; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(PyTuple_GET_ITEM(it->states, i)));
-    for (int i = 0; i < it->arity; ++i) PyTuple_SET_ITEM(all, states + i, Py_NewRef(PyTuple_GET_ITEM(given, i)));
-    PyObject* with_model[most_tensors * 5 + 1];  // most of it is never used, and not touched
-    with_model[0] = it->run;
-    PyObject** const arguments = with_model + 1;
-    for (int i = 0; i < it->count; ++i) arguments[i] = PyTuple_GET_ITEM(all, it->picked[i]);
-    const bool early = it->early;
-    int right = tensors_fit(it, all);
-    if (right == 1 && !early) right = surroundings_fit(it);
-    if (right == 1 && it->written_count > 0) {
-        const int shared = written_memory_is_shared(it, arguments, it->count);
-        right = shared < 0 ? -1 : !shared;
-    }
+inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
+    if (!it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
+    PyObject* const inputs = tensors_of<most_tensors * 5>(it->form, it->arity, given, keywords);
+    if (inputs == nullptr) return PyErr_Occurred() ? nullptr : Py_NewRef(missed);
+    PyObject* const states = Py_NewRef(it->states);
+    const Py_ssize_t own = PyTuple_GET_SIZE(states);
+    int right = tensors_fit(it->tensors, inputs);
+    if (right == 1 && it->code != Py_None) right = code_fits(reinterpret_cast<Code*>(it->code));
+    if (right == 1) right = lists_fit(it);
+    if (right == 1 && own > 0 && it->own != Py_None) right = tensors_fit(it->own, states);
     PyObject* result = nullptr;
-    if (right == 1) {
-        result = run_graph(it, with_model);
-        if (early) right = made_in_time(it, &result);
+    if (right == 1 && it->finish == Py_Ellipsis) right = surroundings_fit(it);
+    if (right == 1 && it->finish == Py_Ellipsis) {
+        result = call_forward(it->run, given, keywords);
+    } else if (right == 1) {
+        PyObject* arguments[most_tensors * 5];  // most of it is never used, and not touched
+        for (int i = 0; i < it->count; ++i) {
+            const Py_ssize_t place = it->picked[i];
+            arguments[i] = place < own ? PyTuple_GET_ITEM(states, place) : PyTuple_GET_ITEM(inputs, place - own);
+        }
+        const bool early = it->early;
+        if (!early) right = surroundings_fit(it);
+        if (right == 1 && it->written_count > 0) {
+            const int shared = written_memory_is_shared(it, arguments, it->count);
+            right = shared < 0 ? -1 : !shared;
+        }
+        if (right == 1) {
+            result = run_graph(it, arguments);
+            if (early) right = made_in_time(it, &result);
+        }
     }
+    if (right == 1) ++it->served;
     if (right == 0) result = Py_NewRef(missed);
-    Py_DECREF(all);
+    Py_DECREF(inputs);
+    Py_DECREF(states);
     return result;
 }
 
-inline PyObject* call_call(PyObject* self, PyObject* args, PyObject*) { return serve(reinterpret_cast<Call*>(self), args); }
+inline PyObject* call_call(PyObject* self, PyObject* args, PyObject* keywords) {
+    return serve(reinterpret_cast<Call*>(self), args, keywords);
+}
+
+// How many calls it served.
+inline PyObject* call_count(PyObject* self, PyObject*) { return PyLong_FromUnsignedLongLong(reinterpret_cast<Call*>(self)->served); }
 
 // A number that `renew` takes, and that moves on whenever a dict changes.
 inline PyObject* call_moment(PyObject* self, PyObject*) {
     return PyLong_FromUnsignedLongLong(moment(reinterpret_cast<Call*>(self)->dicts));
 }
 
-// renew(moment, states): all was compared since that moment, and these are the model's tensors.
+// renew(moment, states, listed=()): all was compared since that moment; these are the model's tensors, and this is what its lists have.
 inline PyObject* call_renew(PyObject* self, PyObject* args) {
     Call* const it = reinterpret_cast<Call*>(self);
     unsigned long long seen;
-    PyObject* states;
-    if (!PyArg_ParseTuple(args, "KO!", &seen, &PyTuple_Type, &states)) return nullptr;
-    if (PyTuple_GET_SIZE(states) != PyTuple_GET_SIZE(it->states)) {
+    PyObject *states, *listed = nullptr;
+    if (!PyArg_ParseTuple(args, "KO!|O!", &seen, &PyTuple_Type, &states, &PyTuple_Type, &listed)) return nullptr;
+    bool each = PyTuple_GET_SIZE(it->lists) == (listed == nullptr ? 0 : PyTuple_GET_SIZE(listed));
+    for (Py_ssize_t i = 0; each && i < PyTuple_GET_SIZE(it->lists); ++i) each = PyTuple_Check(PyTuple_GET_ITEM(listed, i));
+    if (PyTuple_GET_SIZE(states) != PyTuple_GET_SIZE(it->states) || !each) {
         it->known = false;
     } else {
         Py_SETREF(it->states, Py_NewRef(states));
+        if (listed != nullptr) Py_SETREF(it->listed, Py_NewRef(listed));
         it->seen = seen;
         it->known = true;
         const bool plain = it->finish == Py_None || it->finish == reinterpret_cast<PyObject*>(&PyTuple_Type);  // runs nothing of the caller's
@@ -230,6 +278,8 @@ inline int call_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(it->dicts);
     Py_VISIT(it->code);
+    Py_VISIT(it->lists);
+    Py_VISIT(it->listed);
     Py_VISIT(it->settings);
     Py_VISIT(it->run);
     Py_VISIT(it->finish);
@@ -240,7 +290,7 @@ inline void call_dealloc(PyObject* self) {
     Call* const it = reinterpret_cast<Call*>(self);
     PyObject_GC_UnTrack(self);
     for (PyObject** held : {&it->dicts, &it->code, &it->tensors, &it->globals, &it->zeros, &it->settings, &it->expected, &it->run, &it->finish,
-                            &it->states}) {
+                            &it->states, &it->own, &it->lists, &it->listed, &it->form}) {
         Py_CLEAR(*held);
     }
     free_instance(self);
@@ -255,24 +305,26 @@ inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
     return !PyErr_Occurred();
 }
 
-// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, arity, picked, written, sizes, code=None)
+// Call(dicts, tensors, globals, zeros, settings, expected, run, finish, states, form, picked, written, sizes, code=None, own=None, lists=())
+//
+// A form is the number of tensors, or that number and nodes for positional and keyword arguments.
 inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *picked, *written, *sizes;
-    PyObject* code = Py_None;
+    PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *form, *picked, *written, *sizes;
+    PyObject *code = Py_None, *own = Py_None, *lists = nullptr;
     PyTypeObject* const tuple = &PyTuple_Type;
-    int arity;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!iO!O!O!|O", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
-                          &expected, &run, &finish, tuple, &states, &arity, tuple, &picked, tuple, &written, tuple, &sizes, &code)) {
+    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!OO!O!O!|OOO!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
+                          &expected, &run, &finish, tuple, &states, &form, tuple, &picked, tuple, &written, tuple, &sizes, &code, &own,
+                          tuple, &lists)) {
         return nullptr;
     }
+    PyObject* const number = PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 3 ? PyTuple_GET_ITEM(form, 0) : form;
+    const long arity = PyLong_AsLong(number);
+    if (arity == -1 && PyErr_Occurred()) return nullptr;
     Call* const it = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
     if (it == nullptr) return nullptr;
     it->dicts = Py_NewRef(dicts);
     it->code = Py_NewRef(code);
     it->tensors = Py_NewRef(tensors);
-    if (PyCFunction_CheckExact(tensors) && PyCFunction_GET_FLAGS(tensors) == (METH_VARARGS | METH_KEYWORDS)) {
-        it->compare = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(PyCFunction_GET_FUNCTION(tensors)));
-    }
     it->globals = Py_NewRef(globals);
     it->zeros = Py_NewRef(zeros);
     it->settings = Py_NewRef(settings);
@@ -280,13 +332,21 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->run = Py_NewRef(run);
     it->finish = Py_NewRef(finish);
     it->states = Py_NewRef(states);
-    it->arity = arity;
+    it->own = Py_NewRef(own);
+    it->lists = lists == nullptr ? PyTuple_New(0) : Py_NewRef(lists);
+    it->listed = PyTuple_New(0);
+    it->form = number == form ? Py_NewRef(Py_None) : PyTuple_GetSlice(form, 1, 3);
+    it->arity = int(arity);
     it->count = int(PyTuple_GET_SIZE(picked));
     it->written_count = int(PyTuple_GET_SIZE(written));
     bool right = read_numbers(picked, it->picked, most_tensors * 5) && read_numbers(written, it->written, most_tensors);
     right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
+    right = right && it->lists != nullptr && it->listed != nullptr && it->form != nullptr;
+    for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(it->lists); ++i) right = PyList_Check(PyTuple_GET_ITEM(it->lists, i));
+    right = right && is_form(it->form, it->arity, most_tensors * 5);
+    if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists, and a form that has all tensors");
     if (right && code != Py_None && !Py_IS_TYPE(code, code_type)) {
         PyErr_SetString(PyExc_TypeError, "code is a Code");
         right = false;
@@ -299,6 +359,7 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 inline PyMethodDef call_methods[] = {
+    {"count", call_count, METH_NOARGS, nullptr},
     {"moment", call_moment, METH_NOARGS, nullptr},
     {"renew", call_renew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -1,7 +1,7 @@
 // The usual call of a model without Python: which of the calls that are known serves it.
 #pragma once
 
-#include "fp_call.hpp"
+#include "fp_recording.hpp"
 
 namespace fp {
 
@@ -11,18 +11,41 @@ struct Door {
     vectorcallfunc vectorcall;
     PyObject* hooks;  // dicts that must be empty
     PyObject* calls;  // a tuple of `Call`
+    PyObject* recording;  // a `Recording`, or null
     std::uint64_t seen;
     bool known;
+    bool recorded;  // whether the last call recorded gradients: then the next one is likely to
 };
 
-// door(args): the result for the tuple of positional arguments, or `missed`.
+inline PyObject* door_result(Door* it, PyObject* given, PyObject* keywords) {
+    PyObject* const recording = Py_XNewRef(it->recording);
+    PyObject* const calls = Py_NewRef(it->calls);
+    const auto record = [&] { return serve_recorded(reinterpret_cast<Recording*>(recording), given, keywords); };
+    const bool first = recording != nullptr && it->recorded;
+    PyObject* result = first ? record() : Py_NewRef(missed);
+    for (Py_ssize_t i = 0; result == missed && i < PyTuple_GET_SIZE(calls); ++i) {
+        Py_DECREF(result);
+        result = serve(reinterpret_cast<Call*>(PyTuple_GET_ITEM(calls, i)), given, keywords);
+        if (result != missed) it->recorded = false;
+    }
+    if (result == missed && recording != nullptr && !first) {
+        Py_DECREF(result);
+        result = record();
+        it->recorded = result != missed;
+    }
+    Py_DECREF(calls);
+    Py_XDECREF(recording);
+    return result;
+}
+
+// door(args, kwargs={}): the result for the positional and keyword arguments, or `missed`.
 inline PyObject* door_call(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
     Door* const it = reinterpret_cast<Door*>(self);
-    if (names != nullptr || PyVectorcall_NARGS(flags) != 1 || !PyTuple_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "a door takes a tuple");
+    const Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (names != nullptr || count < 1 || count > 2 || !PyTuple_Check(arguments[0]) || (count == 2 && !PyDict_Check(arguments[1]))) {
+        PyErr_SetString(PyExc_TypeError, "a door takes a tuple and a dict");
         return nullptr;
     }
-    PyObject* const given = arguments[0];
     const std::uint64_t now = moment(it->hooks);
     if (!it->known || now != it->seen) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(it->hooks); ++i) {
@@ -31,20 +54,15 @@ inline PyObject* door_call(PyObject* self, PyObject* const* arguments, std::size
         it->seen = now;
         it->known = true;
     }
-    PyObject* const calls = Py_NewRef(it->calls);
-    PyObject* result = Py_NewRef(missed);
-    for (Py_ssize_t i = 0; result == missed && i < PyTuple_GET_SIZE(calls); ++i) {
-        Py_DECREF(result);
-        result = serve(reinterpret_cast<Call*>(PyTuple_GET_ITEM(calls, i)), given);
-    }
-    Py_DECREF(calls);
-    return result;
+    return door_result(it, arguments[0], count == 2 ? arguments[1] : nullptr);
 }
 
-// offer(calls): a tuple of `Call`, the one to try first at its start.
-inline PyObject* door_offer(PyObject* self, PyObject* calls) {
-    if (!PyTuple_Check(calls)) {
-        PyErr_SetString(PyExc_TypeError, "a tuple is offered");
+// offer(calls, recording=None): a tuple of `Call`, the one to try first at its start, and what serves calls that record gradients.
+inline PyObject* door_offer(PyObject* self, PyObject* args) {
+    PyObject *calls, *recording = Py_None;
+    if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &calls, &recording)) return nullptr;
+    if (recording != Py_None && Py_TYPE(recording) != recording_type) {
+        PyErr_SetString(PyExc_TypeError, "a recording is offered, or none");
         return nullptr;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(calls); ++i) {
@@ -53,7 +71,9 @@ inline PyObject* door_offer(PyObject* self, PyObject* calls) {
             return nullptr;
         }
     }
-    Py_SETREF(reinterpret_cast<Door*>(self)->calls, Py_NewRef(calls));
+    Door* const it = reinterpret_cast<Door*>(self);
+    Py_SETREF(it->calls, Py_NewRef(calls));
+    Py_XSETREF(it->recording, recording == Py_None ? nullptr : Py_NewRef(recording));
     Py_RETURN_NONE;
 }
 
@@ -61,6 +81,7 @@ inline int door_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(reinterpret_cast<Door*>(self)->hooks);
     Py_VISIT(reinterpret_cast<Door*>(self)->calls);
+    Py_VISIT(reinterpret_cast<Door*>(self)->recording);
     return 0;
 }
 
@@ -68,6 +89,7 @@ inline void door_dealloc(PyObject* self) {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(reinterpret_cast<Door*>(self)->hooks);
     Py_CLEAR(reinterpret_cast<Door*>(self)->calls);
+    Py_CLEAR(reinterpret_cast<Door*>(self)->recording);
     free_instance(self);
 }
 
@@ -88,7 +110,7 @@ inline PyObject* door_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 inline PyMethodDef door_methods[] = {
-    {"offer", door_offer, METH_O, nullptr},
+    {"offer", door_offer, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -116,16 +138,22 @@ inline PyType_Spec door_spec = {
 inline PyObject* types(PyObject* missed_, PyObject* data_ptr) {
     missed = Py_NewRef(missed_);
     forward_name = PyUnicode_InternFromString("forward");
+    requires_grad_name = PyUnicode_InternFromString("requires_grad");
+    dataclass_name = PyUnicode_InternFromString("__dataclass_fields__");
     data_ptr_method = Py_NewRef(data_ptr);
     PyObject* const launcher = PyType_FromSpec(&launcher_spec);
     PyObject* const call = PyType_FromSpec(&call_spec);
     PyObject* const door = PyType_FromSpec(&door_spec);
     PyObject* const code = PyType_FromSpec(&code_spec);
-    if (forward_name == nullptr || launcher == nullptr || call == nullptr || door == nullptr || code == nullptr) return nullptr;
+    PyObject* const recording = PyType_FromSpec(&recording_spec);
+    for (PyObject* made : {forward_name, requires_grad_name, dataclass_name, launcher, call, door, code, recording}) {
+        if (made == nullptr) return nullptr;
+    }
     launcher_type = reinterpret_cast<PyTypeObject*>(launcher);
     call_type = reinterpret_cast<PyTypeObject*>(call);
     code_type = reinterpret_cast<PyTypeObject*>(code);
-    return Py_BuildValue("NNNN", launcher, call, door, code);
+    recording_type = reinterpret_cast<PyTypeObject*>(recording);
+    return Py_BuildValue("NNNNN", launcher, call, door, code, recording);
 }
 
 }  // namespace fp

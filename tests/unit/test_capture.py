@@ -49,7 +49,7 @@ def refused(model: nn.Module, *args: Any, **kwargs: Any) -> str:
 def replay(capture: Captured, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the graph with the tensors of `model`."""
     live = LiveTensors(model).tensors
-    tensors, form = Template.of((args, kwargs))
+    tensors, form = Template.of_call(args, kwargs)
     assert form.same_form(capture.inputs)
     with torch.no_grad():
         return capture.outputs.fill(capture.graph(*(live[i] for i in capture.state_indices), *tensors))
@@ -230,11 +230,14 @@ def test_mutated_inputs_and_views_of_them() -> None:
     assert (row == 7).all()
 
 
-def test_the_same_tensor_twice_is_two_inputs() -> None:
-    model = module(lambda self, x, y: x - y)
-    x = torch.randn(3)
+def test_the_same_tensor_twice_is_one_input() -> None:
+    model = module(lambda self, x, y: x * 2 if x is y else x - y)
+    x, other = torch.randn(3), torch.ones(3)
     graph = captured(model, x, x)
-    assert torch.equal(replay(graph, model, torch.ones(3), torch.zeros(3)), torch.ones(3))
+    assert len(graph.graph.graph.find_nodes(op="placeholder")) == 1
+    assert torch.equal(replay(graph, model, other, other), torch.full((3,), 2.0))
+    graph = captured(model, x, x.clone())
+    assert torch.equal(replay(graph, model, other, torch.zeros(3)), torch.ones(3))
 
 
 def test_constants_are_kept_but_results_are_fresh() -> None:
