@@ -97,7 +97,7 @@ def _left(model: nn.Module, form: fast_path.Form, tensors: Sequence[torch.Tensor
     made = fast_path.types()
     if made is None:
         return None
-    settings = torch.is_grad_enabled, functools.partial(getattr, model, "training")
+    settings = torch.is_grad_enabled, functools.partial(getattr, model, "training", None)  # frozen TorchScript has none
     call = made.call(
         (vars(forward_ad),), tensor_guards(tensors).check, None, (), settings, tuple(read() for read in settings),
         model, ..., (), form.taken, tuple(range(form.tensors)), (), (), None if code is None else code.compare,

@@ -16,9 +16,9 @@ from tests.blackbox.ways import Step
 from tests.fuzz.chunk import Example, Failure, Phases, draw, noted, quietly
 from tests.fuzz.noise import is_noise
 from tests.property.training import trained_models
-from tests.reduction_loop.steps import as_on_a_gpu
 from tests.support.batched import batched
 from tests.support.lost import is_lost
+from tests.sweep.steps import as_on_a_gpu
 
 
 @dataclass

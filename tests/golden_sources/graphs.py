@@ -30,7 +30,8 @@ DROPOUT = dropout.Rule(132 * 8 * 256, {torch.float32: 4, torch.float16: 8, torch
 
 def inference(workload: Workload, device: torch.device, batch: int | None = None) -> fx.GraphModule:
     """A call without gradients, at the full size, or with another number of samples than that."""
-    with torch.no_grad(), mock.patch.object(trace, "DEVICES", (*trace.DEVICES, "meta")):
+    on_meta = mock.patch.multiple(trace, DEVICES=(*trace.DEVICES, "meta"), unusual=lambda tensor: None)
+    with torch.no_grad(), on_meta:
         captured = trace.capture(workload.model(Size.FULL, META), _inputs(workload, batch), {})
     assert isinstance(captured, trace.Captured), captured
     return _on(captured.graph, device)
@@ -62,7 +63,7 @@ class _Recording(Backend):
 
     def specialise(self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()) -> Any:
         self._found.append(graph)
-        return SimpleNamespace(boxed=lambda arguments: graph(*arguments))
+        return SimpleNamespace(call=lambda arguments: graph(*arguments))
 
 
 @contextmanager

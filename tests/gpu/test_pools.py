@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.test_patch_iterations import CASES
 from torch import nn
 
 import fusepass
@@ -18,6 +17,7 @@ from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.errors import BuildError
 from fusepass.numerics.check import check
 from tests.support.regions import region
+from tests.unit.test_output_tile_stages import CASES
 
 pytestmark = pytest.mark.gpu
 

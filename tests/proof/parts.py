@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from tests.farm.pool import Done, Job
 from tests.fuzz import tried as fuzz
 from tests.fuzz.record import Record
-from tests.reduction_loop import packages, table
-from tests.reduction_loop import processes as reduction_loop
-from tests.reduction_loop.processes import Asked
-from tests.reduction_loop.trial import where
 from tests.support import opinfo_jobs as operators
+from tests.sweep import packages, table
+from tests.sweep import processes as sweep
+from tests.sweep.processes import Asked
+from tests.sweep.trial import where
 
 _MODELS = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -81,7 +81,7 @@ class Models:
         sizes = dict(re.findall(r"^\| (\S+) \| yes \| \w+ \| (\d+) \|", _MODELS.read_text(), re.MULTILINE))
         each = 0.03 if self._device == "cuda" else 0.015  # seconds an operator
         return [
-            reduction_loop.job(
+            sweep.job(
                 Asked(package, entry.name, mode, self._device, self._kernels),
                 3 + each * int(sizes.get(entry.name, 500)),
             )
@@ -93,7 +93,7 @@ class Models:
 
     def add(self, done: Done) -> None:
         """Take an outcome into the record."""
-        table.append(self._path, reduction_loop.outcome(done))
+        table.append(self._path, sweep.outcome(done))
 
     def told(self) -> dict[str, Any]:
         """How many models in both modes, the share of their operators that is fused, and what is wrong."""

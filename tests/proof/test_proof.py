@@ -13,7 +13,7 @@ from tests.farm.pool import Done, Job, Pool
 from tests.fuzz.tried import tried
 from tests.proof.__main__ import main
 from tests.proof.parts import Models, Operators
-from tests.reduction_loop.processes import Asked, job
+from tests.sweep.processes import Asked, job
 
 
 def test_a_proof_tells_what_was_tried_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

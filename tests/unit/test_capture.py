@@ -581,3 +581,19 @@ def test_lazy_conjugation_and_negation(forward: Callable[..., Any]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(fused(x), model(x))
     assert fused.report().fused_share > 0
+
+
+class Profiled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("mine"):
+            return x.exp() * 2
+
+
+def test_what_a_profiler_is_told_is_no_operator() -> None:
+    captured = capture(Profiled(), (torch.randn(3),), {})
+    assert isinstance(captured, Captured)
+    assert [
+        str(node.target)
+        for node in captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
+    ]
+    assert "profiler" not in captured.graph.code

@@ -18,9 +18,9 @@ from tests.support.interpret import interpret
 from tests.support.regions import region
 from tests.support.thinned import thinned
 from tests.support.values import check_values
-from tests.unit.test_held import HELD, held
+from tests.unit.test_chunks import quiet_inputs
 from tests.unit.test_phase_windows import DEVICES, MODELS, passed
-from tests.unit.test_places import quiet_inputs
+from tests.unit.test_register_stationary import HELD, held
 from tests.unit.test_render_cuda import inputs_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=1)  # its blocks take several tiles one after another

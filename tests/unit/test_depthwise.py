@@ -55,7 +55,7 @@ def test_depthwise(name: str, facts: DeviceFacts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "patches"),
+    ("name", "output_tiles"),
     [
         ("depthwise", "images of 9 x 13"),
         ("depthwise, small images", "images of 16 x 24"),

@@ -151,7 +151,7 @@ def test_threads_below_each_other(name: str, monkeypatch: pytest.MonkeyPatch) ->
     found = []
     for upright in (False, True):
         turned = replace(plan, upright=upright)
-        monkeypatch.setattr("fusepass.codegen.schedule.patches", lambda *_, turned=turned, **__: [(turned, 0.0)])
+        monkeypatch.setattr("fusepass.codegen.schedule.output_tiles", lambda *_, turned=turned, **__: [(turned, 0.0)])
         source = render(program, SMALL)
         assert (f"lane = threadIdx.x / {plan.groups}" in source.text) is upright
         found.append(emulate(program, source, inputs)["y"])

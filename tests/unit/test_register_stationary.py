@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.test_places import keeps_digits_of_quiet_channels, spreads
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY, ROWS
@@ -41,6 +40,7 @@ from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
+from tests.unit.test_chunks import keeps_digits_of_quiet_channels, spreads
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()

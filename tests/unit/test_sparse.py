@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.test_held import H200, HELD, SMALL, held, multiplying, planned
-from tests.unit.test_places import quiet_inputs
 
 from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.render.cuda_scaled import BINADES
-from fusepass.codegen.schedule_convolution import held_search
+from fusepass.codegen.schedule_convolution import register_stationary_search
 from fusepass.codegen.schedule_convolution.register_stationary import held_registers
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of
@@ -30,6 +28,8 @@ from tests.support.emulate import emulate
 from tests.support.interpret import interpret
 from tests.support.thinned import thinned
 from tests.support.values import check_values
+from tests.unit.test_chunks import quiet_inputs
+from tests.unit.test_register_stationary import H200, HELD, SMALL, held, multiplying, planned
 from tests.unit.test_render_cuda import inputs_of
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -46,7 +46,7 @@ SPARSE = {name: case for name, case in SPARSE.items() if case.dilation[-1] == 1}
 
 @pytest.fixture(autouse=True)
 def _sparse_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_search, "_fitting", lambda *_: iter(()))
+    monkeypatch.setattr(register_stationary_search, "_fitting", lambda *_: iter(()))
 
 
 def pooled(case: Case, precision: Precision = Precision.FLOAT32, across: Across = Across.EACH) -> Program:

@@ -409,7 +409,7 @@ def test_large_layer_norm_is_one_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "ring"),
+    ("of", "circular_buffer"),
     [
         (lambda x, w, b, _: F.group_norm(x, 1, w, b), True),  # a weight for each 3136 columns
         (lambda x, w, b, _: F.layer_norm(x, x.shape[1:]) * w[:, None, None] + b[:, None, None], True),
