@@ -6,7 +6,6 @@ import copy
 import enum
 import math
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -117,7 +116,7 @@ class _State:
         self.objects: list[tuple[dict[str, Any], str, object]] = []
         self.tensors: list[tuple[dict[str, Any], str, Facts]] = []
         self.ties: list[tuple[dict[str, Any], str, dict[str, Any], str]] = []
-        self.methods: list[tuple[Callable[[], object], object]] = []
+        self.methods: list[tuple[type, str, object]] = []
         self.hooks = list(_GLOBAL_HOOKS)
         self.defaults = torch.get_default_dtype(), default.CURRENT_DEVICE
 
@@ -126,8 +125,12 @@ class _State:
         """That of `model`; None where there is something that cannot be compared."""
         state = cls()
         around = Surroundings(model)
-        state.methods = [(read, read()) for read in around.methods.values()]
-        if around.settings or not all(isinstance(method, types.FunctionType) for _, method in state.methods):
+        for (kind, name), read in around.methods.items():
+            method = read()
+            if not isinstance(method, types.FunctionType) or getattr(kind, name, None) is not method:
+                return None
+            state.methods.append((kind, name, method))  # Dynamo traces no look into the dict of a class
+        if around.settings:
             return None  # a global, say: Dynamo does not trace what makes its key
         first: dict[int, tuple[dict[str, Any], str]] = {}
         for module in model.modules():
@@ -164,8 +167,8 @@ class _State:
         for entries, name, thing in self.objects:
             if id(entries[name]) != id(thing):
                 return False
-        for read, method in self.methods:
-            if id(read()) != id(method):
+        for kind, name, method in self.methods:
+            if id(getattr(kind, name, None)) != id(method):
                 return False
         for entries, name, value in self.values:
             if not _same(entries[name], value):
