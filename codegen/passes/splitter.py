@@ -96,6 +96,7 @@ class Splitter:
                 axes = (*(axis for axis in kernel.rows if axis != along), along)
                 _, (source,) = self.temporaries("value", [self.builder.cast(store.value, dtype)], axes)
                 kept.append(source)
+                dtypes[source.buffer] = dtype
             copies.append(replace(store, value=self.builder.load(source.buffer, source.index, dtype)))
         copied = replace(kernel, name=f"{kernel.name}_across", stores=tuple(copies), row_stores=(), partials=None)
         self.kernels += [replace(kernel, stores=tuple(kept)), copied]

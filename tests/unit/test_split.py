@@ -298,6 +298,7 @@ def test_reductions_stand_alone_where_reads_and_writes_are_laid_out_differently(
         (lambda y: (y * 2, (y + 1).clone(**LAST)), [2, 1]),
         (lambda y: (y, y * 2), [2]),
         (lambda y: y[:, :16].clone(**LAST), [1]),  # few channels: neighbours fill what they store
+        (lambda y: (y.clone(**LAST), y.transpose(2, 3).clone(**LAST)), [1, 2]),  # two copies of one value
     ],
 )
 def test_stores_that_cross_windows_stand_alone(results: Callable[[Tensor], Any], writes: list[int]) -> None:
