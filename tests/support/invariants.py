@@ -48,5 +48,14 @@ INVARIANTS = {
     45: "submodules, parameters and buffers may have any name",
     46: "tracing changes nothing that other threads see",
     47: "capture writes to nothing of the caller's; a graph whose sizes depend on data runs as its operators, with the reason",
+    48: "what the cache loads, only its user or root can have put there, and it is the file that was hashed",
+    49: "whatever stands in the place of a cache entry or record is not used, is listed, and is replaced",
+    50: "nobody waits for another process's lock without end",
+    51: "a kernel is only given tensors whose memory it understands: listed dispatch keys, and memory that is there",
+    52: "a dropped model leaves nothing of its own in this package",
+    53: "the steps for one operator do not grow with the graph; a graph's function is generated once",
+    54: "one tensor at several places of a call is one input; forward sees which are the same",
+    55: "a call that the original serves needs no Python before it, and is counted",
+    56: "a forward that gives a tensor another shape or memory runs as it is",
 }
 """By numbers that stay: a new one goes to the end."""

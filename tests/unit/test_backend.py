@@ -135,6 +135,7 @@ def test_dynamic_shapes_are_specialised(backend: Backend, made: list[CompiledGra
 
 
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.invariant(21)
 def test_dynamic_shapes_are_bounded(made: list[CompiledGraph], gradients: bool) -> None:
     """Sizes beyond the bound run the original operators, which is counted, with one warning."""
     net, fallbacks = Net(), FallbackCounter()

@@ -71,6 +71,7 @@ def assert_repaired(message: str = "damaged; it is built anew") -> None:
 
 
 @pytest.mark.parametrize("put", REPLACEMENTS)
+@pytest.mark.invariant(49)
 def test_what_is_in_place_of_an_entry_is_listed_and_replaced(put: Callable[[Path], None]) -> None:
     entry = stored()
     shutil.rmtree(entry)
@@ -177,6 +178,7 @@ def open_to_others(path: Path) -> None:
         *(rewritten(sha256=sha256) for sha256 in (None, 1, [], "")),
     ],
 )  # fmt: skip
+@pytest.mark.invariant(49)
 def test_whatever_is_in_place_of_a_record_is_replaced(directory: Path, put: Callable[[Path], None]) -> None:
     choices.store("other", RECORD)
     path = directory / "v1" / "choices" / "key.json"

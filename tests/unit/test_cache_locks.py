@@ -63,6 +63,7 @@ def process(body: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
+@pytest.mark.invariant(50)
 def test_a_stopped_builder_is_not_waited_for(
     builder: subprocess.Popen[str], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def assert_built_anew(elsewhere: bool) -> None:
 
 @pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "others"])
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.invariant(48)
 def test_what_others_may_write_to_is_not_loaded(directory: Path, level: str, mode: int) -> None:
     plant(stored())
     path = directory / level
@@ -73,6 +74,7 @@ def test_what_belongs_to_somebody_else_is_not_loaded(directory: Path, level: str
 
 
 @pytest.mark.parametrize("level", [".", *LEVELS])
+@pytest.mark.invariant(48)
 def test_a_link_is_not_followed(directory: Path, open_folder: Path, level: str) -> None:
     plant(stored())
     path, moved = directory / level, open_folder / "moved"
@@ -169,6 +171,7 @@ def test_nothing_is_made_in_a_folder_of_somebody_else(
     assert cache.lookup(KEY) == library
 
 
+@pytest.mark.invariant(48)
 def test_what_was_compared_is_what_is_loaded(directory: Path) -> None:
     entry = stored()
     with cache_entry.opened(entry / "lib.so") as path:

@@ -154,6 +154,7 @@ class Views(nn.Module):
 
 
 @pytest.mark.parametrize("first", ["one", "two"])
+@pytest.mark.invariant(54)
 def test_forward_may_ask_whether_two_are_the_same(first: str) -> None:
     model = Same()
     fused = optimised(model)
@@ -163,6 +164,7 @@ def test_forward_may_ask_whether_two_are_the_same(first: str) -> None:
         torch.testing.assert_close(served(fused, a, b), model(a, b))
 
 
+@pytest.mark.invariant(54)
 def test_what_is_written_is_written_in_all_places_of_one_tensor() -> None:
     model = Writes()
     fused = optimised(model)
@@ -248,6 +250,7 @@ def counted(fused: OptimizedModule, reason: str = "needs gradients") -> int:
 
 @torch.enable_grad()
 @pytest.mark.parametrize("asks", ["a parameter", "an input", "a named input"])
+@pytest.mark.invariant(55)
 def test_calls_that_record_gradients_need_no_python(asks: str) -> None:
     model = Small().requires_grad_(asks == "a parameter")
     fused = optimised(model)
@@ -424,6 +427,7 @@ class Overlapping(nn.Module):
         return y
 
 
+@pytest.mark.invariant(55)
 def test_fallbacks_that_need_no_python_are_counted() -> None:
     model = Overlapping()
     fused = optimised(model)

@@ -48,6 +48,7 @@ def _count(*kinds: type) -> int:
 
 
 @pytest.mark.parametrize("use", [_called, _explained, _trained], ids=lambda use: use.__name__)
+@pytest.mark.invariant(52)
 def test_nothing_stays_of_a_model_that_is_gone(use: Callable[[], None]) -> None:
     kinds = FusedRegion, CompiledGraph, OptimizedModule, fx.Node, nn.LayerNorm
     use()
@@ -57,6 +58,7 @@ def test_nothing_stays_of_a_model_that_is_gone(use: Callable[[], None]) -> None:
     assert _count(*kinds) == before
 
 
+@pytest.mark.invariant(52)
 def test_what_is_remembered_of_a_function_does_not_keep_it() -> None:
     asked: list[str] = []
 

@@ -82,6 +82,7 @@ def _calls(function: Function, count: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("function", [_chain, _wide, _outputs, _regions_in_iteration, _pieces])
+@pytest.mark.invariant(53)
 def test_work_for_an_operator_does_not_grow(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legality, "MOST_OPS", 20)  # both graphs have many regions of the largest size
     monkeypatch.setattr(legality, "MOST_ARGUMENTS", 12)
@@ -91,6 +92,7 @@ def test_work_for_an_operator_does_not_grow(function: Function, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("emptying", [False, True], ids=["plain", "emptying"])
+@pytest.mark.invariant(53)
 def test_the_function_of_a_graph_is_generated_once(emptying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, written = torch.rand(8, 8), list[fx.Graph]()
     with torch.no_grad():

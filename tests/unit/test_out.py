@@ -115,6 +115,7 @@ def test_an_input_that_gets_another_shape(function: Callable[[Tensor, Tensor], T
         lambda x: setattr(x, "data", torch.ones(2, 2)) or x.tanh(),
     ],
 )
+@pytest.mark.invariant(56)
 def test_what_replaces_memory_is_left_to_the_original(function: Callable[[Tensor], Tensor]) -> None:
     mine, theirs = (torch.arange(16.0).reshape(4, 4) / 7 for _ in range(2))
     with torch.no_grad():

@@ -23,6 +23,7 @@ def _breaks(*args: Any, **kwargs: Any) -> Any:
 
 
 @torch.no_grad()
+@pytest.mark.invariant(21)
 def test_a_bug_of_the_recorder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "record", _breaks)
     fused = fusepass.optimize(MODEL, tune="off")
@@ -35,6 +36,7 @@ def test_a_bug_of_the_recorder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.invariant(21)
 def test_a_bug_of_a_trial_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, debug: bool) -> None:
     monkeypatch.setattr(trial, "Reference", _breaks)
     fused = fusepass.optimize(MODEL, tune="fast", debug=debug, cache_dir=tmp_path)

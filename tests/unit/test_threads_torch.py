@@ -42,6 +42,7 @@ def _exported_meanwhile(*functions: Any) -> list[BaseException]:
     return raised
 
 
+@pytest.mark.invariant(46)
 def test_modes_of_a_thread_that_exports_are_not_taken_away() -> None:
     process_s = torch._ops._mode_stack_state_for_pre_dispatch
 
@@ -78,6 +79,7 @@ class _Counted(nn.Module):
 
 @pytest.mark.parametrize(("kind", "route"), [(_Written, CaptureRoute.TRACED), (_Counted, CaptureRoute.DYNAMO)])
 @torch.no_grad()
+@pytest.mark.invariant(46)
 def test_a_model_is_captured_while_another_thread_exports(kind: type[nn.Module], route: CaptureRoute) -> None:
     fused = fusepass.optimize(kind(), tune="off")
 

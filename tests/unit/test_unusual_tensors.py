@@ -55,6 +55,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.invariant(51)
 def test_only_plain_memory_is_understood(kind: str) -> None:
     assert unusual(KINDS[kind]()) is not None
     for plain in (X, nn.Parameter(X), X.t(), X[:, ::2], X[:0], X[:1].expand(4, 8), torch.zeros(3, device="cpu:0")):
@@ -158,6 +159,7 @@ print("gradients")
 """
 
 
+@pytest.mark.invariant(51)
 def test_no_tensor_ends_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _ENDED_THE_PROCESS], cwd=ROOT, capture_output=True, text=True, check=False
