@@ -73,6 +73,7 @@ class Backend:
         options: options of `fusepass.config.Config`, by name.
         fallbacks: counts calls that run as the original operators.
         observe: is called with each compiled graph.
+        observe_backward: is called with those of backward in its place; by default all go to `observe`.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Backend:
         *,
         fallbacks: FallbackCounter | None = None,
         observe: Observer = lambda compiled: None,
+        observe_backward: Observer | None = None,
     ) -> None:
         self._name = name
         self._options = dict(options)
         self._fallbacks = fallbacks or FallbackCounter()
         self._observe = observe
+        self._observe_backward = observe_backward or observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
@@ -95,7 +98,7 @@ class Backend:
             try:
                 compiler = aot_autograd(
                     fw_compiler=partial(self._compile_forward, applied=applied),
-                    bw_compiler=self._compile,
+                    bw_compiler=partial(self._compile, backward=True),
                     partition_fn=partition_joint,
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
@@ -132,7 +135,12 @@ class Backend:
         return _without_views(self._compile(graph, example_inputs, applied))
 
     def _compile(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application] = ()
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        applied: Sequence[Application] = (),
+        *,
+        backward: bool = False,
     ) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
         context = TracingContext.try_get()
@@ -140,12 +148,17 @@ class Backend:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
         if _is_symbolic(graph) and _is_unbacked(graph):
             return make_boxed_func(self._plain(graph, "sizes or numbers in it depend on the values of tensors"))
-        specialise = partial(self.specialise, applied=applied)
+        specialise = partial(self.specialise, applied=applied, backward=backward)
         per_shape = _PerShape(graph, specialise)
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
-        self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()
+        self,
+        graph: fx.GraphModule,
+        forms: Forms | None = None,
+        applied: Sequence[Application] = (),
+        *,
+        backward: bool = False,
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
@@ -153,7 +166,7 @@ class Backend:
             compiled = compile_graph(
                 graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied, emptying=True
             )
-        self._observe(compiled)
+        (self._observe_backward if backward else self._observe)(compiled)
         return compiled
 
 
