@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -218,10 +219,14 @@ class _Graphs:
         from fusepass.training.backend import Backend
 
         self._backend = Backend(
-            name, options, fallbacks=fallbacks, observe=self._observe, observe_backward=self._observe_backward
+            name,
+            options,
+            fallbacks=fallbacks,
+            observe=_weakly(self._observe),
+            observe_backward=_weakly(self._observe_backward),
         )
         self._options = options
-        context: Any = torch._dynamo.optimize(self._compile)
+        context: Any = torch._dynamo.optimize(_weakly(self._compile))
         if hasattr(context, "callback"):  # not where Dynamo is switched off
             context.callback = _Configured(context.callback, limit)
         self._compiled = context(_apart(forward))
@@ -331,6 +336,17 @@ class _Configured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch._dynamo.config.patch(self._asked):
             return self._torchdynamo_orig_backend(*args, **kwargs)
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method that does not keep its object: PyTorch holds on to what it was given to compile with."""
+    found = weakref.WeakMethod(method)
+
+    def run(*args: Any) -> Any:
+        alive = found()
+        return None if alive is None else alive(*args)
+
+    return run
 
 
 def _apart(forward: Forward) -> Forward:

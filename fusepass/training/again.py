@@ -47,6 +47,7 @@ class Differentiable:
         self._statistics: set[int] = set()  # of those that it writes to, but that its results do not depend on
         self._checked: Callable[[Sequence[Any]], Sequence[Tensor]] = _none  # picks other tensors
         self._places: list[tuple[int, bool] | None] = []  # of the results
+        self._arguments: dict[int, int] = {}  # those that are written are outputs of what autograd recorded
         self._at = -1  # the result that leads to what autograd recorded; -1 where none does
 
     def __call__(self, *arguments: Any) -> Any:
@@ -71,10 +72,10 @@ class Differentiable:
         devices: set[_Generator] = {each.device for each in tensors.values() if each.is_cuda}
         states = [(each, _state(each)) for each in ("cpu", *devices)]
         versions = {number: each._version for number, each in tensors.items()}
-        needing = {number for number, each in tensors.items() if each.requires_grad}
+        leaves = {number for number, each in tensors.items() if each.requires_grad and each.is_leaf}
         placeholders = self._graph.graph.find_nodes(op="placeholder")
         dependent = {number for number in tensors if not _is_statistic(placeholders[number])}
-        before = {number: tensors[number].clone() for number in dependent - needing}
+        before = {number: tensors[number].clone() for number in dependent - leaves}
         results = self._compiled(*arguments)
         written = {number for number, each in tensors.items() if each._version != versions[number]}
         self._generators = [each for each, state in states if not torch.equal(state, _state(each))]
@@ -82,11 +83,18 @@ class Differentiable:
         self._statistics = written - dependent
         checked = sorted(tensors.keys() - written)
         self._checked = operator.itemgetter(*checked, checked[0]) if checked else _none
-        found = [] if written & needing else [_compiled_node(each) for each in results]
+        found = [] if written & leaves else [_compiled_node(each) for each in results]
         node = next((each for each in found if each is not None), None)
         if node is not None:
             self._at = found.index(node)
             self._places = [_place(each, node) for each in results]
+            self._arguments = {
+                edge[1]: number
+                for number in self._written
+                if tensors[number].grad_fn is not None
+                for edge in tensors[number].grad_fn.next_functions  # type: ignore[union-attr]
+                if edge[0] is node
+            }
             states = [(each, state) for each, state in states if each in self._generators]
             self._watch(results, arguments, states, {number: before[number] for number in self._written})
         self._known = True
@@ -114,20 +122,21 @@ class Differentiable:
         """What `node`, which stands for a compiled call, is to give for `gradients`, as autograd records it."""
         self._count(reason)
         self._reason = reason
-        arguments = [
-            each.clone() if number in self._statistics else hook.before.get(number, each)
-            for number, each in enumerate(hook.arguments)
-        ]
         if self._version(hook.arguments) != hook.version:
             raise RuntimeError(
                 "a tensor that gradients of gradients need has been modified by an inplace operation since forward"
             )
         with torch.enable_grad(), self._as_then(hook.states):
+            arguments = [
+                each.clone() if number in self._statistics or number in hook.before else each
+                for number, each in enumerate(hook.arguments)
+            ]
             results = self._graph(*arguments)
         outputs: dict[int, Tensor] = {}
         for result, place in zip(results, self._places, strict=True):
             if place is not None:
                 outputs[place[0]] = result._base if place[1] and result._base is not None else result
+        outputs |= {output: arguments[number] for output, number in self._arguments.items()}
         given = [(number, each) for number, each in enumerate(gradients) if each is not None]
         if not all(number in outputs and outputs[number].shape == each.shape for number, each in given):
             raise RuntimeError("gradients of gradients are not known of a result that is a view of another")
@@ -171,7 +180,8 @@ class _Hook:
     ) -> None:
         self._owner = owner
         self._node = weakref.ref(node)  # which has the hook
-        self.arguments = arguments
+        # What the call writes leads back to the node, which has the hook; its clone does not.
+        self.arguments = [before.get(number, each) for number, each in enumerate(arguments)] if before else arguments
         self.states = states
         self.before = before
         self.version = owner._version(arguments)

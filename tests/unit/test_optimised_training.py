@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -91,6 +92,38 @@ class Writing(nn.Module):
         return F.silu(y)
 
 
+class WritingInput(nn.Module):
+    """Writes to its input, and gives views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        torch._dynamo.graph_break()
+        return torch.cat([each.flatten() for each in self.write(x)])
+
+    def write(self, x: Tensor) -> tuple[Tensor, ...]:
+        x.mul_(2)
+        x[..., :3] = 0
+        y = torch.sigmoid(self.layer(x)) * x
+        return y[0], y.transpose(0, 1), x
+
+
+class Force(nn.Module):
+    """An energy and its gradient, which forward itself takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.net(x).square().sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return force
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8), nn.Softmax(-1))
 
@@ -136,6 +169,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hooks": hooked,
     "backward hooks": hooked_backward,
     "writes": Writing,
+    "writes to its input": WritingInput,
 }
 BY_CHILDREN = {"gru", "backward hooks"}
 """What Dynamo finds no graph in."""
@@ -329,7 +363,9 @@ def penalised(call: Callable[..., Any], owner: nn.Module, x: Tensor) -> list[Ten
     return found + [each.clone() for each in owner.buffers()]
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv and batch norm", "dropout", "writes", "backward hooks"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "conv and batch norm", "dropout", "writes", "writes to its input", "backward hooks"]
+)
 def test_gradients_of_gradients_are_the_original_s(name: str) -> None:
     models = []
     for _ in range(3):
@@ -345,6 +381,12 @@ def test_gradients_of_gradients_are_the_original_s(name: str) -> None:
     exact = expected if name == "dropout" else penalised(wide, wide, X.double())
     check(found, expected, [each.double() for each in exact])
     assert {entry.reason for entry in optimised.report().fallbacks} == {"gradients of its gradients are taken"}
+
+
+def test_forward_may_take_gradients() -> None:
+    with pytest.warns(FusepassWarning, match="gradients of its gradients are taken"):
+        report = trained(Force)
+    assert report.backward is not None
 
 
 def test_many_gradients_at_once_are_the_original_s() -> None:
@@ -382,6 +424,31 @@ def test_what_a_call_was_given_is_let_go() -> None:
     loss.backward()
     assert loss.grad_fn is not None
     assert given() is None
+
+
+def test_a_model_that_was_trained_is_let_go() -> None:
+    model = mlp()
+    optimised = fusepass.optimize(model)
+    optimised(X).sum().backward()
+    gone = weakref.ref(model)
+    del model, optimised
+    gc.collect()
+    assert gone() is None
+
+
+def test_more_graphs_than_are_kept_run_as_the_original() -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: Tensor, name: str) -> Tensor:
+            return F.gelu(x * len(name)).sin()
+
+    optimised, x = fusepass.optimize(Repeated(), max_signatures=2), X.clone().requires_grad_()
+    optimised(x, "a")
+    optimised(x, "bb")
+    with pytest.warns(FusepassWarning, match="Dynamo made 2 graphs already"):
+        result = optimised(x, "ccc")
+    torch.testing.assert_close(result, F.gelu(x * 3).sin())
+    torch.testing.assert_close(optimised(x, "dddd"), F.gelu(x * 4).sin())
+    assert [entry.count for entry in optimised.report().fallbacks] == [2]
 
 
 # ---- many processes
