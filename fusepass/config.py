@@ -18,6 +18,9 @@ ALL = "all"
 EFFORTS = ("off", "fast", "max")
 """What `Config.tune` may be."""
 
+TRAINING = ("fused", "eager")
+"""What `Config.training` may be."""
+
 
 class Algebra(enum.StrEnum):
     """Which rewrite rules may be applied; each level takes in those before it."""
@@ -75,6 +78,8 @@ class Config:
             (``FUSEPASS_TUNE``).
         cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
             CPU, and where that cannot be, it changes nothing and the report says why.
+        training: what a call of an optimised model that needs gradients runs: ``"fused"``, generated kernels forward and backward,
+            or ``"eager"``, the original operators (``FUSEPASS_TRAINING``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -92,6 +97,7 @@ class Config:
     max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool = False
+    training: str = "fused"
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -123,8 +129,9 @@ class Config:
             if not any(getattr(self, option) is value for value in allowed):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
-        if self.tune not in EFFORTS:
-            raise ValueError(f"tune is {self.tune!r}; allowed is one of {', '.join(EFFORTS)}")
+        for option, texts in (("tune", EFFORTS), ("training", TRAINING)):
+            if getattr(self, option) not in texts:
+                raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {', '.join(texts)}")
 
     @property
     def fuses(self) -> bool:
@@ -204,10 +211,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _effort(text: str) -> str:
-    if text.lower() not in EFFORTS:
-        raise ValueError(f"one of {', '.join(EFFORTS)}")
-    return text.lower()
+def _among(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return text.lower()
+
+    return parse
 
 
 def _names(names: str | Collection[str]) -> frozenset[str]:
@@ -243,7 +253,8 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
-    "tune": ("FUSEPASS_TUNE", _effort),
+    "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
+    "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
 }
 
 

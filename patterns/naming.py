@@ -24,6 +24,9 @@ _KEPT = 4  # of a longer chain
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 _TORCH = str(Path(torch.__file__).parent)
+_CALLS_FORWARD = str(Path("fusepass", "dispatch", "training.py"))
+_OF_DYNAMO = re.compile(r"^L\[.*?\](\.__self__)?(\.|$)")
+"""What leads from a frame that Dynamo traces to the model."""
 
 
 def region_name(nodes: Sequence[fx.Node]) -> str:
@@ -52,13 +55,15 @@ def unique(name: str, taken: Collection[str]) -> str:
 
 def location(node: fx.Node) -> str:
     """``"net.py:12 in forward"``, the innermost frame outside of torch; else the innermost module's path; else ""."""
-    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
+    paths = [_OF_DYNAMO.sub("", path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    modules = [path for path in paths if path]
     return _user_frame(node.meta.get("stack_trace") or "") or (str(modules[-1]) if modules else "")
 
 
 @lru_cache(maxsize=4096)
 def _user_frame(stack_trace: str) -> str:
-    own = [frame for frame in _FRAME.findall(stack_trace) if not frame[0].startswith(_TORCH)]
+    frames = _FRAME.findall(stack_trace)
+    own = [each for each in frames if not each[0].startswith(_TORCH) and not each[0].endswith(_CALLS_FORWARD)]
     if not own:
         return ""
     file, line, function = own[-1]

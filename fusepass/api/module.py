@@ -81,6 +81,14 @@ class OptimizedModule(nn.Module):
         """As of every module. The usual call, with no hooks around it, takes a shorter way to the same result."""
         if not _dynamo_is_compiling():
             table = self._table
+            training = self._specialiser.training
+            if (
+                training is not None
+                and dict_version(vars(self.original)) == table.version
+                and not any(table.hooks)
+                and training.is_for((*args, *kwargs.values()))
+            ):
+                return training(args, kwargs)
             result = table.door(args, kwargs)
             if result is not MISSED:
                 return result
@@ -162,7 +170,10 @@ class OptimizedModule(nn.Module):
         return getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.original, name, value)
+        if name == "__class__" and isinstance(value, type) and issubclass(value, OptimizedModule):
+            object.__setattr__(self, name, value)  # FSDP2 puts a class above the one that a module has
+        else:
+            setattr(self.original, name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self.original, name)

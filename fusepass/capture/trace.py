@@ -63,6 +63,7 @@ class CaptureFailure:
         final: no other way of capturing can help either.
         lasting: trying the same call again would fail again.
         only_children: no way of capturing it whole gives eager's results.
+        needs_gradients: a tensor of it that is no parameter does.
     """
 
     reason: str
@@ -70,6 +71,7 @@ class CaptureFailure:
     final: bool = False
     lasting: bool = False
     only_children: bool = False
+    needs_gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]
         if tensor.device.type not in DEVICES:
             return CaptureFailure(f"device {tensor.device.type} is not supported, only cpu and cuda are", final=True)
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return CaptureFailure("a tensor that it uses needs gradients", final=True)
+            return CaptureFailure("a tensor that it uses needs gradients", final=True, needs_gradients=True)
         if type(tensor) not in (torch.Tensor, nn.Parameter):
             return CaptureFailure(f"a tensor is a {type(tensor).__name__}", final=True)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():

@@ -108,12 +108,21 @@ class Children:
 
     kind = CaptureRoute.CHILDREN
 
-    def __init__(self, model: nn.Module, forward: Forward, optimise: Callable[[str, nn.Module], Optimised]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        optimise: Callable[[str, nn.Module], Optimised],
+        *,
+        left: tuple[type[nn.Module], ...] = (),
+    ) -> None:
+        """Children that are `left` stay as they are."""
         self._forward = forward
         self._lock = threading.Lock()
         self._calls = 0
         self._saved: dict[nn.Module, Forward | None] = {}
-        self._optimised = {child: optimise(name, child) for name, child in _callable_children(model)}
+        children = [(name, child) for name, child in _callable_children(model) if not isinstance(child, left)]
+        self._optimised = {child: optimise(name, child) for name, child in children}
         self._inside = threading.local()  # how many calls of this thread are under way
         self._forwards = {child: _forward_of(made, self._inside) for child, made in self._optimised.items()}
 

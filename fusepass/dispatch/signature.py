@@ -48,6 +48,9 @@ _ATTENTION: tuple[Callable[[], Any], ...] = (
 )
 
 
+SETTINGS = {"cpu": _ATTENTION, "cuda": (_CUDNN, _CONVOLUTIONS, *_ATTENTION)}
+"""What reads those that may count on a device."""
+
 _MAY_USE_CUDNN = ("conv", "norm", "rnn", "lstm", "gru", "grid", "ctc", "attention", "cudnn")
 """Of the names of operators that PyTorch implements by cuDNN where that is enabled."""
 
@@ -75,7 +78,7 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
     """Why a call with `tensors` must run the original operators whatever its shapes; None where it need not."""
     if _dispatch_modes():
         return "a torch dispatch mode is active"
-    if any(not isinstance(mode, DeviceContext) for mode in _function_mode_stack()):
+    if _function_modes() and any(not isinstance(mode, DeviceContext) for mode in _function_mode_stack()):
         return "a torch function mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform is active"
@@ -128,7 +131,7 @@ class Signature:
         self._globals_unchanged = _guards.GlobalStateGuard().check
         self._settings = (*settings(captured), *around.readers.values())
         self._set = [read() for read in self._settings]
-        self._devices = _default_devices()
+        self._devices = default_devices()
         indices = captured.state_indices
         self._all_states = indices == tuple(range(len(self._live.slots)))
         self._pick_states = _getter(indices)
@@ -160,7 +163,7 @@ class Signature:
             or (self._settings and list(map(operator.call, self._settings)) != self._set)
         ):
             return None
-        if (_function_modes() or self._devices) and _default_devices() != self._devices:
+        if (_function_modes() or self._devices) and default_devices() != self._devices:
             return None
         return (*states, *tensors) if self._all_states else (*self._pick_states(states), *tensors)
 
@@ -245,7 +248,7 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
     )
 
 
-def _default_devices() -> tuple[object, ...]:
+def default_devices() -> tuple[object, ...]:
     """The devices of the `torch.device` blocks around; another mode stands for itself, which no other equals."""
     return tuple(mode.device if isinstance(mode, DeviceContext) else mode for mode in _function_mode_stack())
 

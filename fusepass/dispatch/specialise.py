@@ -23,6 +23,7 @@ from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
 from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
+from fusepass.dispatch.training import Training
 from fusepass.garbage import collector_paused
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -51,6 +52,10 @@ class Specialiser:
         name: what reports and warnings call the model; its class by default.
         forward: what to run where nothing is specialised; ``model.forward`` by default.
         dynamo: whether Dynamo may serve what cannot be traced.
+
+    Attributes:
+        table: the specialisations.
+        training: what serves calls that need gradients; None before the first.
     """
 
     # Slots, so that `fusepass.guards.pystate` does not take what happens here for the state of a model around it.
@@ -66,7 +71,9 @@ class Specialiser:
         "_options",
         "_originals",
         "_traceable",
+        "_trains",
         "table",
+        "training",
     )
 
     def __init__(
@@ -89,6 +96,8 @@ class Specialiser:
         self._forms = Forms()
         alone = forward is None  # else nobody asks the table's door
         self._originals = Originals(model, self.table, self._fallbacks, self._name, self._lock) if alone else None
+        self._trains = dynamo  # a child of a model that is captured child by child does not: the model does
+        self.training: Training | None = None
         self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
         self._capture_fallbacks = CaptureFallbacks(
             model,
@@ -103,6 +112,9 @@ class Specialiser:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
+        training = self.training
+        if training is not None and training.is_for((*args, *kwargs.values())):
+            return training(args, kwargs)
         if self._forward is not None:  # a child, for which nobody asks the table's door
             for made in self.table.recent:
                 result = MISSED if made.quick is None else made.quick(*args, **kwargs)
@@ -176,24 +188,30 @@ class Specialiser:
         routes, refusals = self._capture_fallbacks.routes, self._capture_fallbacks.refusals
         reports = [made.report for made in self.table]
         kinds = [route.kind for route in routes] + [CaptureRoute.TRACED] * bool(reports)
-        reports += [report for route in routes for report in route.reports()]
+        trained = self.training.reports if self.training is not None else []
+        if not kinds and self.training is not None and self.training.route is not None:
+            kinds = [self.training.route]
+        reports += [report for route in routes for report in route.reports()] + trained
         own = Report(
             model=self._name,
             device=reports[0].device if reports else _device(self._model),
             capture=max(kinds, key=list(CaptureRoute).index, default=CaptureRoute.UNTOUCHED),
-            refusals=tuple(refusals.values()),
+            refusals=(*refusals.values(), *(self.training.refusals if self.training is not None else ())),
             fallbacks=self._fallbacks.records(),
             reason="; ".join(refusals)
             or (None if kinds else _UNTRACED if self._fallbacks.records() else "not called yet"),
-            cuda_graphs=self._without_graphs(routes),
+            cuda_graphs=self._without_graphs(routes, trained),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
 
-    def _without_graphs(self, routes: Sequence[Route]) -> tuple[str, ...]:
-        """Why CUDA graphs that were asked for do not serve calls that take a route; children tell for themselves."""
+    def _without_graphs(self, routes: Sequence[Route], trained: Sequence[Report]) -> tuple[str, ...]:
+        """Why CUDA graphs that were asked for do not serve calls that take a route or need gradients; children tell for themselves."""
         with override(**self._options) as config:
-            kinds = {route.kind for route in routes if config.cuda_graphs} - {CaptureRoute.CHILDREN}
-        return tuple(f"not used: {_ROUTE_WORDS[kind]}" for kind in sorted(kinds))
+            if not config.cuda_graphs:
+                return ()
+        kinds = {route.kind for route in routes} - {CaptureRoute.CHILDREN}
+        reasons = [_ROUTE_WORDS[kind] for kind in sorted(kinds)] + ["needs gradients"] * bool(trained)
+        return tuple(f"not used: {reason}" for reason in reasons)
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""
@@ -201,18 +219,44 @@ class Specialiser:
             return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
         tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
-        if reason is None and self._needs_gradients(tensors):
-            reason = NEEDS_GRADIENTS
-            if self._originals is not None:
-                self._originals.record()
         if reason is None and any(map(is_lazy, self._model.parameters())):
             reason = "has parameters that its first call is to initialise"
+        if reason is None and self._needs_gradients(tensors):
+            if self._trains:
+                return self._train(args, kwargs)
+            reason = self._left_to_original(NEEDS_GRADIENTS)
         if reason is not None:
             return self._run_original(args, kwargs, reason)
         found = self._find(tensors, inputs)
         if found is None:
             return self._run_new(args, kwargs, tensors, inputs)
         return self._run_checked(*found, args, kwargs)
+
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that needs gradients."""
+        if self.training is None:
+            with override(**self._options) as config:
+                if not config.fuses:
+                    return self.original(*args, **kwargs)
+                if config.training == "eager":
+                    return self._run_original(args, kwargs, self._left_to_original(f'{NEEDS_GRADIENTS} (training="eager")'))
+            with self._lock:
+                self.training = self.training or Training(
+                    self._model,
+                    self._name,
+                    self._options,
+                    self._forward,
+                    self._fallbacks,
+                    Specialiser,
+                    limit=config.max_signatures,
+                )
+        return self.training(args, kwargs)
+
+    def _left_to_original(self, reason: str) -> str:
+        """`reason`; calls that record gradients need no Python from now on."""
+        if self._originals is not None:
+            self._originals.record()
+        return reason
 
     def _run_checked(
         self, made: Specialisation, bound: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -266,6 +310,8 @@ class Specialiser:
             if route is None and found is None and reason is None:
                 made = self._specialise(args, kwargs, tensors)
                 if isinstance(made, CaptureFailure):
+                    if made.needs_gradients and self._trains:
+                        return self._train(args, kwargs)
                     failure, reason = made, made.reason
                     route = None if failure.error else self._capture_fallbacks.conclude(key, failure, config)
                 else:

@@ -214,6 +214,7 @@ class ModelRecord:
         seconds: seconds for each stage, by its name, in the order in which they ran.
         graphs: the captured graphs after the rules, in topological order.
         cuda_graphs: what became of ``Config.cuda_graphs``, in words, for each specialisation; empty where it is off.
+        backward: the same of the graphs that compute gradients, which all other attributes leave out; None where there are none.
     """
 
     model: str
@@ -229,6 +230,7 @@ class ModelRecord:
     seconds: tuple[tuple[str, float], ...] = ()
     cuda_graphs: tuple[str, ...] = ()
     graphs: tuple[tuple[GraphNode, ...], ...] = ()
+    backward: ModelRecord | None = None
 
     @property
     def fused_share(self) -> float:

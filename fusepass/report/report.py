@@ -69,6 +69,7 @@ class Report(ModelRecord):
     """
 
     regions: tuple[RegionReport, ...] = ()
+    backward: Report | None = None
 
     def __str__(self) -> str:
         return report_text(self, terminal_width())
@@ -83,8 +84,7 @@ class Report(ModelRecord):
 
     def to_json(self) -> str:
         """Everything as JSON; the keys are described in docs/report.md and are stable within one `FORMAT`."""
-        data = {"format": FORMAT, **asdict(self), "seconds": dict(self.seconds)}
-        return json.dumps(data, indent=2, default=str)
+        return json.dumps({"format": FORMAT, **_encoded(self)}, indent=2, default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -97,7 +97,7 @@ class Report(ModelRecord):
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a fusepass report of format {FORMAT}")
         try:
-            return cls(**data | _decoded(data))
+            return _report(data)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a fusepass report: {error}") from error
 
@@ -115,6 +115,7 @@ class Report(ModelRecord):
             raise ValueError("nothing to merge: give at least one report")
         fallbacks = _sums(((f.where, f.reason), f.count) for r in reports for f in r.fallbacks)
         routes = list(CaptureRoute)
+        backward = [r.backward for r in reports if r.backward is not None]
         return replace(
             reports[0],
             model=_joined((r.model for r in reports), ", "),
@@ -130,6 +131,7 @@ class Report(ModelRecord):
             seconds=_sums(entry for r in reports for entry in r.seconds),
             cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
             graphs=tuple(graph for r in reports for graph in r.graphs),
+            backward=cls.merge(backward) if backward else None,
         )
 
 
@@ -145,6 +147,16 @@ def _sums(entries: Iterable[tuple[_Key, _Number]]) -> tuple[tuple[_Key, _Number]
     return tuple(sums.items())
 
 
+def _encoded(report: Report) -> dict[str, Any]:
+    """The fields of a report in the form that JSON has them in."""
+    backward = None if report.backward is None else _encoded(report.backward)
+    return {**asdict(replace(report, backward=None)), "seconds": dict(report.seconds), "backward": backward}
+
+
+def _report(data: dict[str, Any]) -> Report:
+    return Report(**data | _decoded(data))
+
+
 def _decoded(data: dict[str, Any]) -> dict[str, Any]:
     """The fields of a report that JSON holds in another form."""
     return {
@@ -156,6 +168,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "seconds": tuple(data["seconds"].items()),
         "cuda_graphs": tuple(data.get("cuda_graphs", ())),
         "graphs": tuple(tuple(map(_node, graph)) for graph in data.get("graphs", ())),
+        "backward": _report(data["backward"]) if data.get("backward") else None,
     }
 
 

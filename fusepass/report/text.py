@@ -26,16 +26,21 @@ _ROUTES = {
 
 
 def report_text(report: ModelRecord, width: int) -> str:
-    """The whole report in lines of at most `width` columns: summary, regions, refusals, fallbacks, rules, totals."""
-    sections = (
-        _summary(report, width),
+    """The whole report in lines of at most `width` columns: summary, regions, refusals, fallbacks, rules, totals; the same of backward."""
+    sections = [_summary(report, width), *_sections(report, width)]
+    if report.backward is not None:
+        sections += [wrap("backward", width), *_sections(report.backward, width)]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _sections(report: ModelRecord, width: int) -> list[list[str]]:
+    return [
         _regions(report.regions, width),
         _list("not fused", _refusals(report.refusals), width),
         _list("ran as the original operators", _fallbacks(report), width),
         _list("rules applied", _rewrites(report.rewrites), width),
         _totals(report, width),
-    )
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    ]
 
 
 def region_text(region: RegionRecord, width: int) -> str:

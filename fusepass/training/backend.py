@@ -87,6 +87,7 @@ class Backend:
         options: options of `fusepass.config.Config`, by name.
         fallbacks: counts calls that run as the original operators.
         observe: is called with each compiled graph.
+        observe_backward: is called with those of backward in its place; by default all go to `observe`.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class Backend:
         *,
         fallbacks: FallbackCounter | None = None,
         observe: Observer = lambda compiled: None,
+        observe_backward: Observer | None = None,
     ) -> None:
         self._name = name
         self._options = dict(options)
         self._fallbacks = fallbacks or FallbackCounter()
         self._observe = observe
+        self._observe_backward = observe_backward or observe
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
@@ -113,7 +116,7 @@ class Backend:
             try:
                 compiler = aot_autograd(
                     fw_compiler=partial(self._compile_forward, applied=applied),
-                    bw_compiler=self._compile,
+                    bw_compiler=partial(self._compile, backward=True),
                     partition_fn=partition_joint,
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
@@ -150,7 +153,12 @@ class Backend:
         return _without_views(self._compile(graph, example_inputs, applied))
 
     def _compile(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application] = ()
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        applied: Sequence[Application] = (),
+        *,
+        backward: bool = False,
     ) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
         context = TracingContext.try_get()
@@ -159,7 +167,7 @@ class Backend:
         unbacked = next(filter(_is_unbacked, graph.graph.nodes), None) if _is_symbolic(graph) else None
         if unbacked is not None:
             return make_boxed_func(self._plain(graph, _reason(unbacked)))
-        specialise = partial(self.specialise, applied=applied)
+        specialise = partial(self.specialise, applied=applied, backward=backward)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit = config.max_signatures
         unfused = _Unfused(graph, partial(self._fallbacks.count, self._name))
@@ -167,7 +175,12 @@ class Backend:
         return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
 
     def specialise(
-        self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()
+        self,
+        graph: fx.GraphModule,
+        forms: Forms | None = None,
+        applied: Sequence[Application] = (),
+        *,
+        backward: bool = False,
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, and rules have been `applied` to it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
@@ -175,7 +188,7 @@ class Backend:
             compiled = compile_graph(
                 graph, name=self._name, fallbacks=self._fallbacks, forms=forms, applied=applied, emptying=True
             )
-        self._observe(compiled)
+        (self._observe_backward if backward else self._observe)(compiled)
         return compiled
 
 

@@ -71,6 +71,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
+        ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(
@@ -91,6 +92,7 @@ def test_the_environment_sets_options_when_they_are_asked_for(
         ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
         ("FUSEPASS_TUNE", "much", "one of off, fast, max"),
+        ("FUSEPASS_TRAINING", "slow", "one of fused, eager"),
         ("FUSEPASS_DISABLE", "norm,,pool", "names of rules and patterns separated by commas"),
     ],
 )
@@ -142,7 +144,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
-        ("tune", "slow", "off, fast, max"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
+        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),
     ],
 )  # fmt: skip
