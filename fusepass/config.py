@@ -78,8 +78,8 @@ class Config:
             (``FUSEPASS_TUNE``).
         cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
             CPU, and where that cannot be, it changes nothing and the report says why.
-        training: what a call of an optimised model that needs gradients runs: ``"fused"``, generated kernels forward and backward,
-            or ``"eager"``, the original operators (``FUSEPASS_TRAINING``).
+        training: what a call of an optimised model that needs gradients runs: ``"eager"``, the original operators, or ``"fused"``,
+            generated kernels forward and backward (``FUSEPASS_TRAINING``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -97,7 +97,7 @@ class Config:
     max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool = False
-    training: str = "fused"
+    training: str = "eager"
     progress: bool | None = None
 
     def __post_init__(self) -> None:

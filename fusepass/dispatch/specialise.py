@@ -239,7 +239,7 @@ class Specialiser:
                 if not config.fuses:
                     return self.original(*args, **kwargs)
                 if config.training == "eager":
-                    return self._run_original(args, kwargs, self._left_to_original(f'{NEEDS_GRADIENTS} (training="eager")'))
+                    return self._run_original(args, kwargs, self._left_to_original(NEEDS_GRADIENTS))
             with self._lock:
                 self.training = self.training or Training(
                     self._model,
