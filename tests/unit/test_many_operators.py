@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from fusepass.capture.trace import Captured, capture
 from fusepass.compile.pipeline import compile_graph
 from fusepass.config import override
-from fusepass.patterns import arguments, copies, dataflow, legality, traffic
+from fusepass.patterns import arguments, copies, dataflow, legality, region_legality, traffic
 from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
 
@@ -44,7 +44,7 @@ def _outputs(x: Tensor, count: int) -> Sequence[Tensor]:
     return tuple((x * (number + 2)).sin() for number in range(count // 2))
 
 
-def _regions_in_iteration(x: Tensor, count: int) -> Tensor:
+def _regions_in_turn(x: Tensor, count: int) -> Tensor:
     for _ in range(count // 3):
         x = torch.sort((x * 2).sin(), -1).values
     return x
@@ -81,11 +81,11 @@ def _calls(function: Function, count: int) -> dict[str, int]:
     return {each.__qualname__: made.get(each.__code__, 0) for each in COUNTED}
 
 
-@pytest.mark.parametrize("function", [_chain, _wide, _outputs, _regions_in_iteration, _pieces])
+@pytest.mark.parametrize("function", [_chain, _wide, _outputs, _regions_in_turn, _pieces])
 @pytest.mark.invariant(53)
 def test_work_for_an_operator_does_not_grow(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legality, "MOST_OPS", 20)  # both graphs have many regions of the largest size
-    monkeypatch.setattr(legality, "MOST_ARGUMENTS", 12)
+    monkeypatch.setattr(region_legality, "MOST_OPS", 20)  # both graphs have many regions of the largest size
+    monkeypatch.setattr(region_legality, "MOST_ARGUMENTS", 12)
     few, many = _calls(function, 240), _calls(function, 960)
     grown = {name: round(many[name] / few[name] / 4, 2) for name in few if many[name] > 1000}
     assert max(grown.values()) <= 1.6, grown
@@ -96,7 +96,7 @@ def test_work_for_an_operator_does_not_grow(function: Function, monkeypatch: pyt
 def test_the_function_of_a_graph_is_generated_once(emptying: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, written = torch.rand(8, 8), list[fx.Graph]()
     with torch.no_grad():
-        captured = capture(_Many(_regions_in_iteration, 9), (x,), {})
+        captured = capture(_Many(_regions_in_turn, 9), (x,), {})
     assert isinstance(captured, Captured)
     generate = fx.Graph.python_code
     monkeypatch.setattr(
@@ -111,5 +111,5 @@ def test_the_function_of_a_graph_is_generated_once(emptying: bool, monkeypatch: 
     assert len({id(graph) for graph in written}) == len(written) == 1 + regions
     given = [x]
     (found,) = compiled.call(given) if emptying else compiled.call(*given)
-    torch.testing.assert_close(found, _regions_in_iteration(x, 9))
+    torch.testing.assert_close(found, _regions_in_turn(x, 9))
     assert bool(given) is not emptying
