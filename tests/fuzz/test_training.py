@@ -39,11 +39,11 @@ def test_joint_graphs_are_cut_as_asked(partition: str) -> None:
 def test_a_wrong_gradient_is_found() -> None:
     compiled = Backend._compile
 
-    def wrong(self: Backend, graph: torch.fx.GraphModule, *arguments: object) -> object:
+    def wrong(self: Backend, graph: torch.fx.GraphModule, *arguments: object, **options: object) -> object:
         if any("tangents" in str(node.target) for node in graph.graph.find_nodes(op="placeholder")):
             for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
                 node.target = torch.ops.aten.add.Tensor
-        return compiled(self, graph, *arguments)
+        return compiled(self, graph, *arguments, **options)
 
     with mock.patch.object(Backend, "_compile", wrong):
         (failure,) = run([EXAMPLE], "cpu")

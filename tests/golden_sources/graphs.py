@@ -61,7 +61,14 @@ class _Recording(Backend):
         super().__init__("graph", {})
         self._found = found
 
-    def specialise(self, graph: fx.GraphModule, forms: Forms | None = None, applied: Sequence[Application] = ()) -> Any:
+    def specialise(
+        self,
+        graph: fx.GraphModule,
+        forms: Forms | None = None,
+        applied: Sequence[Application] = (),
+        *,
+        backward: bool = False,
+    ) -> Any:
         self._found.append(graph)
         return SimpleNamespace(call=lambda arguments: graph(*arguments))
 
