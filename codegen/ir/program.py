@@ -1,10 +1,10 @@
 """Kernels and programs: the frozen values that lowering makes, passes rewrite and rendering prints.
 
 A kernel's iteration domain is ``rows x cols``. A *row* is one point of `rows`; reductions run over `cols`, reduction loop by
-reduction loop, a later reduction loop may use the results (`Stat`) of earlier ones; `row_stores` happen once per row, `stores` once per
+reduction loop, a later reduction loop may use the results (`ReductionResult`) of earlier ones; `row_stores` happen once per row, `stores` once per
 (row, col). A kernel that *scans* has a running reduction alone in its last reduction loop; its `stores` use what that is at their column, as a
 `Prefix`. A kernel without `cols` is pointwise: only `stores`. A kernel may have an `anchor`, a convolution or a matrix
-product whose result at a point its expressions use as a `Stat`; `cols` are then the channels of the convolution or its last axis, rows
+product whose result at a point its expressions use as a `ReductionResult`; `cols` are then the channels of the convolution or its last axis, rows
 of the product or columns that are neighbours, or nothing. The rows of a kernel with reduction loops may be shared by `Team`s of blocks. A kernel may leave
 `Partials` of what is reduced over positions: a pointwise one with an anchor or windows, or one with reduction loops, over its rows.
 """
@@ -173,7 +173,7 @@ class OverflowFlag:
 class Kernel:
     """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
 
-    A kernel without an anchor may raise an `Alarm`, and one without, or with a product, may run only `when` the first number of a buffer is
+    A kernel without an anchor may raise an `OverflowFlag`, and one without, or with a product, may run only `when` the first number of a buffer is
     not zero: what it then writes may have been written before. One that writes the `rest` writes what others have left of buffers. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
     their reduction states in their shared memory. What it stores `once` depends on no axis, and on nothing that a kernel of the program writes.
     """

@@ -17,7 +17,7 @@ its results and another that reads them."""
 
 
 def never(program: Program, first: Kernel, second: Kernel) -> bool:
-    """An `Again` of devices that compute slowly."""
+    """A `Rematerialise` of devices that compute slowly."""
     return False
 
 

@@ -23,7 +23,7 @@ class Arranged:
         axis: what vectors run along; `row` or `col`; None where there is no such axis.
         lane: the position in a vector.
         coordinates: names of the original axes' positions.
-        image: the two axes that windows walk over, where the walk is `PATCH`; they are no rows then.
+        image: the two axes that windows walk over, where the walk is `OUTPUT_TILE`; they are no rows then.
         through: the axis of the planes that a block goes through there, if there are; no row either.
         anywhere: whether vectors may begin anywhere on their axis.
     """

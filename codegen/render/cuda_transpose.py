@@ -32,7 +32,7 @@ class SharedTranspose:
         tile: its size, and how threads stand on it to load or store.
         name: the C variable.
         along, across, lane: axes of the position that a thread loads or stores; `lane` is the element of its vector.
-        index, guard: those of `crossing` at that position.
+        index, guard: those of `transposing` at that position.
         realigned: whether it does not cross: a store of rows that begin anywhere, which goes in whole accesses.
         piece: elements of an access where all of the tile is one piece of memory, across before along; else 0.
         reused: whether such a store goes through the tile of this load, of which a thread overwrites what it has read.

@@ -244,7 +244,7 @@ def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
 
 
 def exchanging(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
-    """`plan` with its `crossing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
+    """`plan` with its `transposing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
     if plan.keep is not Keep.REGISTERS or not transposing:
         return plan
     smallest = min(access.nbytes for access in shape.main)

@@ -1,4 +1,4 @@
-"""Output tiles that reduce windows in two stages (`row_turns`): which there may be, each with an estimate of its time."""
+"""Output tiles that reduce windows in two stages (`two_stage_windows`): which there may be, each with an estimate of its time."""
 
 from __future__ import annotations
 

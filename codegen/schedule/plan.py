@@ -5,9 +5,9 @@ Every kernel is a walk over *vectors* of `width` neighbouring elements along the
 - `POINTWISE`: all rows as one flat axis; each thread handles `unroll` vectors, a block's width apart.
 - `INNER`: vectors along the columns; `lanes` threads share a row, `groups` rows make a block.
 - `OUTER`: vectors along the rows; `lanes` threads stand on neighbouring rows, `groups` threads share a row's columns.
-- `CROSSING`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
+- `TRANSPOSE`: pointwise, where operands are contiguous along different axes. Vectors along the rows, as `OUTER`; a block
   takes a tile of rows and columns, and what is contiguous along the columns goes through shared memory.
-- `PATCH`: pointwise, with windows that overlap over the axes of an image. A block takes an output tile of an image (or of a few
+- `OUTPUT_TILE`: pointwise, with windows that overlap over the axes of an image. A block takes an output tile of an image (or of a few
   small ones): `lanes` threads along its rows, `groups` threads down, each with `unroll` rows of `width` results. What the
   windows load comes to shared memory first (`fusepass.codegen.ir.output_tiles`). Where windows have three axes, a block goes through
   planes, with such an output tile in each. Where it lies channels last, an image is a line of results and their channels, and threads read
@@ -50,8 +50,8 @@ class Schedule:
     """The shape of one launch; the module's text says what the walks mean.
 
     Attributes:
-        width: elements per vector; a power of two that divides the vector axis, unless `ragged`. Where `PATCH`, perhaps a row of any length.
-        unroll: vectors (columns where `OUTER` or `CROSSING`, rows where `PATCH`) that a thread loads before it uses the first.
+        width: elements per vector; a power of two that divides the vector axis, unless `ragged`. Where `OUTPUT_TILE`, perhaps a row of any length.
+        unroll: vectors (columns where `OUTER` or `TRANSPOSE`, rows where `OUTPUT_TILE`) that a thread loads before it uses the first.
         lanes, groups: threads along the vector axis and across it; `POINTWISE` has one group.
         blocks: blocks of the launch.
         keep: where values stay between phases. With `REGISTERS`, `unroll` covers the whole row.
@@ -68,25 +68,25 @@ class Schedule:
         covers: with `start`, whether a row's vectors cover all of it, its ends among them; else these may be taken one by one.
         begin: with `run`, at a multiple of how many elements a run's first vector begins; 0 for those of a vector.
         apart: `POINTWISE`: vectors from one of a thread's vectors to the next, where that is not a block's width.
-        columns: `CROSSING`: the kernel's axes that are the tile's columns, slowest first.
-        panel: `CROSSING`: tiles along the rows that blocks take one after another before they go on along the columns;
+        columns: `TRANSPOSE`: the kernel's axes that are the tile's columns, slowest first.
+        panel: `TRANSPOSE`: tiles along the rows that blocks take one after another before they go on along the columns;
             a divisor of all tiles along the rows.
-        realigned: `CROSSING`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
-        covered: `CROSSING`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
+        realigned: `TRANSPOSE`: buffers whose rows begin anywhere, so they are stored from a tile, too, in whole accesses.
+        covered: `TRANSPOSE`: whether loads that cross, and of which rows begin anywhere, come by the aligned vectors that cover them.
         exchanges: whether what is contiguous along the other axis goes through shared memory: loads and stores where
-            `CROSSING`, stores where `INNER` or `OUTER`. Where `PATCH`, whether a block's results leave through it as they lie in memory.
+            `TRANSPOSE`, stores where `INNER` or `OUTER`. Where `OUTPUT_TILE`, whether a block's results leave through it as they lie in memory.
         overlap: `OUTER`: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows
             begin anywhere.
-        image: `PATCH`: the axes down an image and along its rows.
-        planes: `PATCH`: images that a block takes; of more than one, all of each.
-        parts: `PATCH`: groups of threads that take the tiles of deep windows in turn, each for all results of the output tile.
-        band: `PATCH`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
-        along: `PATCH`: where rows are reduced in a turn of their own, whose results go through shared memory: of how many neighbouring results
+        image: `OUTPUT_TILE`: the axes down an image and along its rows.
+        planes: `OUTPUT_TILE`: images that a block takes; of more than one, all of each.
+        parts: `OUTPUT_TILE`: groups of threads that take the tiles of deep windows in turn, each for all results of the output tile.
+        tile_height: `OUTPUT_TILE`: rows of results of an image that a block takes; the last of them are also others', where images do not divide.
+        along: `OUTPUT_TILE`: where rows are reduced in a turn of their own, whose results go through shared memory: of how many neighbouring results
             a thread finds at once what a row comes to; 0 where each thread reduces the rows that it needs.
-        direct: `PATCH`: whether threads read what windows go over themselves, as vectors along the second axis of the image: windows go along the
+        direct: `OUTPUT_TILE`: whether threads read what windows go over themselves, as vectors along the second axis of the image: windows go along the
             first one, of which each thread has `unroll` neighbours.
-        upright: `PATCH`: whether neighbouring threads stand below each other, not along a row; results then leave together.
-        depth: `PATCH`: planes of results that a block goes through where windows have three axes, the last of them also others' where
+        upright: `OUTPUT_TILE`: whether neighbouring threads stand below each other, not along a row; results then leave together.
+        depth: `OUTPUT_TILE`: planes of results that a block goes through where windows have three axes, the last of them also others' where
             these do not divide; 0 where windows have two.
         members: blocks that share each row; with more than one, blocks are resident all at once and go from row to row.
         cluster: blocks that share each row, and show each other their states in their shared memory; each takes one row.
@@ -211,12 +211,12 @@ class Schedule:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a block, where `CROSSING`."""
+        """Rows and columns of a block, where `TRANSPOSE`."""
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
     def turned(self) -> bool:
-        """Whether a thread's row is another one in each column, where `CROSSING`: threads are turned by where the column begins in a
+        """Whether a thread's row is another one in each column, where `TRANSPOSE`: threads are turned by where the column begins in a
         sector, as a sector that two warps store parts of takes the memory longer than one that a warp stores."""
         return self.covered and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
 
@@ -250,7 +250,7 @@ class Schedule:
         return self.lanes * self.groups
 
     def stands(self, thread: int) -> tuple[int, int, int]:
-        """Where a thread stands, where `PATCH`: along the rows, down, and in which image."""
+        """Where a thread stands, where `OUTPUT_TILE`: along the rows, down, and in which image."""
         groups = self.groups // self.planes // self.parts
         lane, rest = divmod(thread, self.groups) if self.upright else divmod(thread, self.lanes)[::-1]
         return lane, rest % groups, rest // groups % self.planes

@@ -254,7 +254,7 @@ def transposed_stores(shape: Shape, along: Axis | None, across: Axis | None) -> 
 
 
 def exchanging_rows(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
-    """`plan` with its `crossing` stores exchanged, where a block has enough rows to fill what memory moves at once, and room for their tiles."""
+    """`plan` with its `transposing` stores exchanged, where a block has enough rows to fill what memory moves at once, and room for their tiles."""
     if not transposing or plan.groups * _narrowest(transposing, shape) < SECTOR:
         return plan
     nbytes = exchanged(transposing, shape.program, shape.cols, plan.groups)

@@ -35,7 +35,7 @@ def exchanged(
 def exchange_tile(
     kernel: Kernel, program: Program, plan: Schedule, transposing: Transpose, across: Axis, index: Index, guard: Guard
 ) -> Tile:
-    """How the threads of a block read or write `crossing`, which stands at `index` where `guard` holds, vectors running along
+    """How the threads of a block read or write `transposing`, which stands at `index` where `guard` holds, vectors running along
     `across`."""
     buffer = program.buffer(transposing.buffer)
     match plan.walk:

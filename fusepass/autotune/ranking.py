@@ -64,7 +64,7 @@ class Ranking:
     Attributes:
         winner: the candidate to take.
         decided: whether it would win again, as far as the rounds tell.
-        near: whether it is surely near the fastest one, rivals aside, if not that itself.
+        near: whether it is surely near the fastest one, alternatives aside, if not that itself.
     """
 
     winner: str
@@ -72,23 +72,23 @@ class Ranking:
     near: bool
 
 
-def ranking(samples: Mapping[str, Sequence[float]], rivals: Collection[str] = ()) -> Ranking:
+def ranking(samples: Mapping[str, Sequence[float]], alternatives: Collection[str] = ()) -> Ranking:
     """The fastest by `samples`: seconds round by round of each candidate, in order of preference.
 
-    What is not sure goes by the medians; but `rivals`, which differ from the first candidate in little, take over only where
+    What is not sure goes by the medians; but `alternatives`, which differ from the first candidate in little, take over only where
     that is sure, so that noise changes no choice.
     """
     names = list(samples)
     winner = names[0]
     for name in names[1:]:
         ratio = Ratio.of(samples[name], samples[winner])
-        if ratio.wins is True or (ratio.likely and name not in rivals):
+        if ratio.wins is True or (ratio.likely and name not in alternatives):
             winner = name
     place = names.index(winner)
     decided = all(_wins(samples, winner, name) for name in names[:place]) and all(
         _wins(samples, name, winner) is False for name in names[place + 1 :]
     )
-    others = [name for name in names if name != winner and name not in rivals]
+    others = [name for name in names if name != winner and name not in alternatives]
     near = all(Ratio.of(samples[winner], samples[name]).high <= _NEAR for name in others)
     return Ranking(winner, decided, near)
 

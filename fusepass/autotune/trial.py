@@ -139,11 +139,11 @@ def fastest(
     like: Sequence[torch.Tensor],
     device: torch.device,
     budget: Budget,
-    rivals: Collection[str] = (),
+    alternatives: Collection[str] = (),
 ) -> Choice:
     """The choice by times: all run in turn on made-up inputs; `generated` holds the candidates in order of preference.
 
-    `rivals` names those of them that differ from the first one in schedules alone; see `ranking`. Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
+    `alternatives` names those of them that differ from the first one in schedules alone; see `ranking`. Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
     """
     inputs = measure.made_up(like, device)
     clock = measure.clock(device)
@@ -169,15 +169,17 @@ def fastest(
             budget.seconds,
             least=LEAST_ROUNDS,
             most=_ROUNDS,
-            settled=lambda taken: ranking(taken, rivals).decided,
+            settled=lambda taken: ranking(taken, alternatives).decided,
         )
-    return _decided(samples, once, rivals)
+    return _decided(samples, once, alternatives)
 
 
-def _decided(samples: Mapping[str, Sequence[float]], once: Mapping[str, float], rivals: Collection[str]) -> Choice:
+def _decided(
+    samples: Mapping[str, Sequence[float]], once: Mapping[str, float], alternatives: Collection[str]
+) -> Choice:
     """The choice for these seconds of each candidate, round by round, and the least ones of all, `once`, the operators last."""
     times = {**once, **{name: measure.typical(values) for name, values in samples.items()}}
-    rank = ranking(samples, rivals)
+    rank = ranking(samples, alternatives)
     generated = [name for name in once if name != EAGER]
     best = rank.winner if rank.winner != EAGER else min(generated, key=times.__getitem__)
     rounds = len(samples[rank.winner])

@@ -257,8 +257,8 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             choice = Choice(next(iter(kept)), reason=untimed)
         else:
             like = [node.meta["val"] for node in work.arguments]
-            rivals = [each.name for each in work.candidates if each.spec.overrides != NO_OVERRIDES]
-            choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], rivals)
+            alternatives = [each.name for each in work.candidates if each.spec.overrides != NO_OVERRIDES]
+            choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], alternatives)
     return replace(choice, check=check, dropped=dropped)
 
 

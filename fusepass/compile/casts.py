@@ -24,18 +24,24 @@ def gather_casts(graph_module: fx.GraphModule) -> None:
         plain = {*node.kwargs} == {"dtype"} and before.stride() == after.stride()
         if source.op == "placeholder" and plain and before.dtype is not after.dtype:
             groups.setdefault((before.device, before.dtype, after.dtype), []).append(node)
-    for (_, _, dtype), nodes in groups.items():
-        if len(nodes) > 1:
-            with graph.inserting_before(nodes[0]):
-                made = graph.call_function(cast_all, ([node.args[0] for node in nodes], dtype))
-                for number, node in enumerate(nodes):
-                    item = graph.call_function(operator.getitem, (made, number))
-                    item.meta["val"] = node.meta["val"]
-                    node.replace_all_uses_with(item)
-            for node in nodes:
-                graph.erase_node(node)
-    graph.lint()
-    graph_module.recompile()
+    several = {key: nodes for key, nodes in groups.items() if len(nodes) > 1}
+    for (_, _, dtype), nodes in several.items():
+        _replace(graph, nodes, dtype)
+    if several:
+        graph.lint()
+        graph_module.recompile()
+
+
+def _replace(graph: fx.Graph, nodes: list[fx.Node], dtype: torch.dtype) -> None:
+    """One call in place of `nodes`, before the first of them."""
+    with graph.inserting_before(nodes[0]):
+        made = graph.call_function(cast_all, ([node.args[0] for node in nodes], dtype))
+        for number, node in enumerate(nodes):
+            item = graph.call_function(operator.getitem, (made, number))
+            item.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(item)
+    for node in nodes:
+        graph.erase_node(node)
 
 
 def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -17,7 +17,9 @@ from fusepass.runtime.fallbacks import FallbackCounter
 Forward = Callable[..., Any]
 _FORCED = "force_compile_during_fx_trace"
 """An option of Dynamo's: that a trace is under way is said of the process, but here it is another thread's."""
-_MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
+IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
+MOST_IDLE = 64  # kinds of tensors
+MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
 
 
 class Route(Protocol):
@@ -77,7 +79,7 @@ class Dynamo:
         self, forward: Forward, name: str, options: Mapping[str, Any], fallbacks: FallbackCounter, limit: int
     ) -> None:
         self._reports: list[Report] = []
-        self._limit = min(limit, _MOST_RECOMPILATIONS)
+        self._limit = min(limit, MOST_RECOMPILATIONS)
         from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))

@@ -13,14 +13,20 @@ from torch import nn
 
 from fusepass.capture.trace import CaptureFailure
 from fusepass.config import Config
-from fusepass.dispatch.capture_fallback import Children, Dynamo, Forward, Optimised, Route, Untouched
+from fusepass.dispatch.capture_fallback import (
+    IDLE_CALLS,
+    MOST_IDLE,
+    Children,
+    Dynamo,
+    Forward,
+    Optimised,
+    Route,
+    Untouched,
+)
 from fusepass.errors import FusepassWarning
 from fusepass.guards.edits import Code
 from fusepass.report.records import RefusalReport
 from fusepass.runtime.fallbacks import FallbackCounter
-
-IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
-_MOST_IDLE = 64  # kinds of tensors
 
 
 class CaptureFallbacks:
@@ -143,7 +149,7 @@ class CaptureFallbacks:
             if not reports:
                 self.refuse("Dynamo", "finds no graph in forward")
                 self._routes[key] = self._by_children("neither traced nor compiled by Dynamo")
-            elif not any(report.regions for report in reports) and (kind in self._idle or len(self._idle) < _MOST_IDLE):
+            elif not any(report.regions for report in reports) and (kind in self._idle or len(self._idle) < MOST_IDLE):
                 self._idle[kind] += 1
         return result
 

@@ -17,8 +17,8 @@ from fusepass.capture.trace import CaptureFailure, capture, capturing
 from fusepass.codegen.forms import Forms
 from fusepass.compile.pipeline import compile_graph
 from fusepass.config import override
-from fusepass.dispatch.capture_fallback import Route, Untouched
-from fusepass.dispatch.capture_fallbacks import IDLE_CALLS, CaptureFallbacks
+from fusepass.dispatch.capture_fallback import IDLE_CALLS, Route, Untouched
+from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
 from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
 from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table

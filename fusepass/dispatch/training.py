@@ -17,7 +17,7 @@ from torch import nn
 
 from fusepass.capture.trace import capturing
 from fusepass.config import override
-from fusepass.dispatch.capture_fallback import Children, Forward, Optimised
+from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, MOST_RECOMPILATIONS, Children, Forward, Optimised
 from fusepass.dispatch.signature import SETTINGS, default_devices, obstacle
 from fusepass.guards.edits import Code
 from fusepass.guards.tensors import LiveTensors
@@ -26,10 +26,7 @@ from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
 
-_MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
 _MOST_SETTINGS = 8  # of attention and cuDNN, each with graphs of its own
-_IDLE_CALLS = 8  # of tensors alike, after which the graphs are left out if nothing in them is fused: guards take time
-_MOST_IDLE = 64  # kinds of tensors
 _NOT_TRACED = "Dynamo finds no graph in forward"
 _UNTRACEABLE = (nn.RNNBase,)
 """Modules whose forward Dynamo does not trace and that are a library's call."""
@@ -86,7 +83,7 @@ class Training:
         self._forward = forward
         self._fallbacks = fallbacks
         self._specialiser = specialiser
-        self._limit = min(limit, _MOST_RECOMPILATIONS)
+        self._limit = min(limit, MOST_RECOMPILATIONS)
         self._lock = threading.RLock()
         self._code: Code | None = None  # what the graphs were made for
         self._made: dict[object, _Graphs] = {}
@@ -237,9 +234,9 @@ class _Graphs:
         if not self._fused and self._reports:
             tensors, _ = Template.of((args, kwargs))
             kind = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-            if self._idle[kind] >= _IDLE_CALLS:
+            if self._idle[kind] >= IDLE_CALLS:
                 return self._forward(*args, **kwargs)
-            if kind in self._idle or len(self._idle) < _MOST_IDLE:
+            if kind in self._idle or len(self._idle) < MOST_IDLE:
                 self._idle[kind] += 1
         if _is_tracing():  # says so of the process: it may be another thread's
             with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
