@@ -177,9 +177,13 @@ def test_the_stride_of_an_axis_of_one_is_no_difference() -> None:
     assert compare(other, eager, eager.double()).ok
 
 
-def test_integers_and_booleans_are_compared_exactly() -> None:
+def test_integers_and_booleans_are_eagers_or_those_of_float64() -> None:
     index = torch.arange(5)
     assert compare(index, index, index).ok
+    other = changed(index, (2,), 7)
+    assert compare(other, index, other).ok
+    assert compare(index, index, other).ok
+    assert "1 of 5 torch.int64 values differ" in compare(changed(index, (2,), 6), index, other).explain()
     assert "1 of 5 torch.int64 values differ" in compare(changed(index, (2,), 7), index, index).explain()
     mask = index > 2
     assert not compare(~mask, mask, mask).ok
