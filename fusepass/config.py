@@ -76,8 +76,9 @@ class Config:
         tune: how much is tried to find out, for each region, whether generated code is right and faster than its own
             operators, and in which form: ``"off"`` nothing, ``"fast"`` some 30 ms a region, ``"max"`` a second
             (``FUSEPASS_TUNE``).
-        cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
-            CPU, and where that cannot be, it changes nothing and the report says why.
+        cuda_graphs: whether the calls of a specialisation are captured in a CUDA graph and replayed: ``"auto"`` where its
+            first calls show that this is faster, True from the second call on, False never. Where it cannot be, nothing
+            changes and the report says why (``FUSEPASS_CUDA_GRAPHS``).
         training: what a call of an optimised model that needs gradients runs: ``"eager"``, the original operators, or ``"fused"``,
             generated kernels forward and backward (``FUSEPASS_TRAINING``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
@@ -96,7 +97,7 @@ class Config:
     max_signatures: int = 512
     max_builds: int = 16
     tune: str = "fast"
-    cuda_graphs: bool = False
+    cuda_graphs: bool | str = "auto"
     training: str = "eager"
     progress: bool | None = None
 
@@ -123,10 +124,12 @@ class Config:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
         for option, allowed in (
             ("debug", (True, False)),
-            ("cuda_graphs", (True, False)),
+            ("cuda_graphs", (True, False, "auto")),
             ("progress", (True, False, None)),
         ):
-            if not any(getattr(self, option) is value for value in allowed):
+            if not any(
+                type(getattr(self, option)) is type(value) and getattr(self, option) == value for value in allowed
+            ):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
         for option, texts in (("tune", EFFORTS), ("training", TRAINING)):
@@ -205,6 +208,13 @@ def _flag(text: str) -> bool:
     return text.lower() in _YES
 
 
+def _auto(text: str) -> bool | str:
+    try:
+        return "auto" if text.lower() == "auto" else _flag(text)
+    except ValueError as allowed:
+        raise ValueError(f"auto, {allowed}") from None
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("a whole number from 1 on")
@@ -254,6 +264,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
+    "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
 }
 

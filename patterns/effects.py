@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, zip_longest
 
 import torch
 from torch import fx
@@ -20,6 +20,17 @@ _MASKS = (torch.bool, torch.uint8)
 def is_random(target: object) -> bool:
     """Whether `target` draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether this call draws random numbers: attention without dropout does not, though its operator may."""
+    if not is_random(node.target):
+        return False
+    for argument, given in zip_longest(node.target._schema.arguments, node.args):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            value = node.kwargs.get("dropout_p", argument.default_value) if given is None else given
+            return bool(value != 0)
+    return True
 
 
 @remembered

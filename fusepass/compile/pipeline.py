@@ -97,6 +97,10 @@ class _Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+_PLENTY = 8
+"""Compilers at once from which on one more, for the library that calls without Python, does not delay those of the regions."""
+
+
 def compile_graph(
     graph: fx.GraphModule,
     *,
@@ -132,6 +136,8 @@ def compile_graph(
         applications = [*applied, *simplify(graph)]
     with clock.stage("partition"):
         parts = partition(graph)
+    if parts.regions and current().jobs >= _PLENTY:
+        fast_path.begin()
     works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
         _tell(work, counter)

@@ -16,13 +16,18 @@ from fusepass.dispatch.inline import Inline
 from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
 from fusepass.report.report import RegionState, Report
-from fusepass.runtime.fast_path import MISSED, Form, types
-from fusepass.runtime.replay import CudaGraphs, Replay, obstacle
+from fusepass.runtime.fast_path import MISSED, Form, awaited, types
+from fusepass.runtime.replay import CudaGraphs, Replay
+from fusepass.runtime.replay_trial import ReplayTrial
+from fusepass.runtime.replayable import obstacle, unasked_obstacle
 from fusepass.structure import KeyPath, Template
 
 _WORTH = 5e-6
 """Seconds a call that rewrites alone have to save, by the model of costs, for the graph to run instead of the original: what its guards
 take, or a launch. Attention of one query, written out, is two launches less."""
+
+_MANY = 8
+"""Calls in a graph from which on a replay is quicker than launches, with Python or without it."""
 
 
 class Specialisation:
@@ -41,7 +46,8 @@ class Specialisation:
         idle: how many calls looked it up in vain, as the original is as good.
         quick: serves without Python, where nothing changed since `fitting` said that a call fits; None where there is none
             so far.
-        replay: the CUDA graph that serves calls; text that says why there is none, None where it was not asked for.
+        replay: the CUDA graph that serves calls; text that says why there is none, None where it is not to be or nobody
+            wants to know.
         inline: the form that `torch.compile` and `torch.export` trace; None where they trace the original instead.
     """
 
@@ -51,7 +57,10 @@ class Specialisation:
         "_call",
         "_finish",
         "_form",
+        "_launches",
         "_may_be_quick",
+        "_model",
+        "_plain",
         "_sizes",
         "arity",
         "bind",
@@ -74,7 +83,7 @@ class Specialisation:
         compiled: CompiledGraph,
         tensors: Sequence[torch.Tensor],
         *,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | str = False,
         traceable: bool = True,
         alone: bool = False,
         forward: Callable[..., Any] | None = None,
@@ -97,14 +106,16 @@ class Specialisation:
             for node in compiled.before.graph.find_nodes(op="placeholder")
         ]
         self._apart: list[int] = []  # where arguments lay that share nothing that is written
-        self.replay = self._replay(tensors) if cuda_graphs else None
+        self._plain = self._call
+        self._launches: tuple[Callable[..., Any], Sequence[int]] | None = None
+        self.replay = self._replay(tensors, asked=cuda_graphs is True) if cuda_graphs else None
         if isinstance(self.replay, Replay):
             self._call = self.replay
-        fused = any(region.state is RegionState.FUSED for region in compiled.report.regions)
-        self.pays = fused or isinstance(self.replay, Replay) or compiled.saved >= _WORTH
+        self.pays = self._pays()
         self.quick: Any = None
         self.idle = 0
-        self._alone = model if alone and not self.pays else None
+        self._model = model if alone else None
+        self._alone = self._model if not self.pays else None
         self._form = None if captured.conditions else Form.of(captured.inputs)
         self._may_be_quick = self._form is not None and (self.pays or alone)
         self.inline = Inline.of(model, captured, compiled, tuple(tensors)) if traceable else None
@@ -115,14 +126,44 @@ class Specialisation:
         replay = self.replay.status if isinstance(self.replay, Replay) else self.replay
         return replace(self.compiled.report, cuda_graphs=(replay,) if replay else ())
 
-    def _replay(self, tensors: Sequence[torch.Tensor]) -> Replay | str:
+    def _replay(self, tensors: Sequence[torch.Tensor], *, asked: bool) -> Replay | str | None:
         """Calls through a CUDA graph, or why there is none."""
         arguments = self.signature.bind(tensors) or tuple(tensors)
-        reason = obstacle(self.compiled.graph_module.graph, arguments)
+        if not asked and not any(argument.is_cuda for argument in arguments):
+            return None
+        reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph_module.graph, arguments)
         if reason is not None:
             return f"not used: {reason}"
-        graphs = CudaGraphs(arguments[0].device)
-        return Replay(self._call, len(self.captured.states), self.written, graphs, self.compiled.report.model)
+        calls = sum(node.op == "call_function" for node in self.compiled.graph_module.graph.nodes)
+        trial = None if asked else ReplayTrial(lambda: calls >= _MANY or not awaited())
+        return Replay(
+            self._plain, len(self.captured.states), self.written, CudaGraphs(arguments[0].device),
+            self.compiled.report.model, trial, self._launch,
+        )  # fmt: skip
+
+    def _launch(self, *arguments: torch.Tensor) -> Any:
+        """As `_plain`, with as little Python as calls take once nothing is tried any more."""
+        if self._launches is None:
+            if types() is None or self._plain is not self.compiled.call:
+                return self._plain(*arguments)
+            self._launches = self.compiled.without_python()
+        run, positions = self._launches
+        return run(*[arguments[position] for position in positions])
+
+    def _pays(self) -> bool:
+        fused = any(region.state is RegionState.FUSED for region in self.compiled.report.regions)
+        replayed = isinstance(self.replay, Replay) and self.replay.used
+        return fused or replayed or self.compiled.saved >= _WORTH
+
+    def _settled(self) -> bool:
+        """Whether calls will be served as they are now; a CUDA graph that proved of no use is gone from then on."""
+        if isinstance(self.replay, Replay):
+            if not self.replay.settled:
+                return False
+            if not self.replay.used and self._call is self.replay:
+                self._call, self.pays = self._plain, self._pays()
+                self._alone = self._model if not self.pays else None
+        return True
 
     def _quick(self) -> Any:
         if self._form is None:
@@ -155,7 +196,7 @@ class Specialisation:
 
     def bound(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
         """As `bind`; calls that it gives arguments for need no Python from then on, until something changes."""
-        if self._may_be_quick and types() is not None:
+        if self._may_be_quick and types() is not None and self._settled():
             self.quick, self._may_be_quick = self._quick(), False
         quick = self.quick
         # Before anything is looked at:

@@ -207,7 +207,7 @@ class Specialiser:
     def _without_graphs(self, routes: Sequence[Route], trained: Sequence[Report]) -> tuple[str, ...]:
         """Why CUDA graphs that were asked for do not serve calls that take a route or need gradients; children tell for themselves."""
         with override(**self._options) as config:
-            if not config.cuda_graphs:
+            if config.cuda_graphs is not True:
                 return ()
         kinds = {route.kind for route in routes} - {CaptureRoute.CHILDREN}
         reasons = [_ROUTE_WORDS[kind] for kind in sorted(kinds)] + ["needs gradients"] * bool(trained)

@@ -128,6 +128,11 @@ def types() -> Types | None:
     return _types
 
 
+def awaited() -> bool:
+    """Whether the library is being built."""
+    return _building is not None
+
+
 def wait() -> None:
     """Until the library is there, or cannot be built."""
     begin()

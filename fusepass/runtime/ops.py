@@ -10,8 +10,8 @@ import torch
 
 from fusepass.runtime.region import FusedRegion
 
-_NAMESPACE = "fusepass"
-_library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+NAMESPACE = "fusepass"
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _regions: dict[str, FusedRegion] = {}
 _lock = threading.Lock()
 
@@ -30,7 +30,7 @@ def register(region: FusedRegion, identity: str) -> Any:
             _define(name, region)
         # The newest region serves: it holds the live fallback counter and library.
         _regions[name] = region
-    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def _define(name: str, region: FusedRegion) -> None:

@@ -1,8 +1,10 @@
 """A whole specialisation captured in a CUDA graph and replayed: one launch in place of many.
 
-The first call runs as it would without a graph, which warms up libraries and allocator; the second one is captured.
-Parameters and buffers are read and written where they lie, so their addresses are compared at each call, and a change
-captures anew. Inputs are copied into memory of the graph, results out of it: what a caller holds is never overwritten.
+The first call runs as it would without a graph, which warms up libraries and allocator; the second one is captured, or, where
+nobody asked for it, one of the next, if that pays (`replay_trial`). Parameters and buffers are read and written where they lie,
+so their addresses are compared at each call, and a change captures anew; so does one of the settings by which PyTorch chooses
+kernels. Inputs are copied into memory of the graph, results out of it: what a caller holds is never overwritten. An input that
+is written, and lies where it did in the call before, such as a cache, is not copied but treated as a parameter.
 All graphs of one stream share their memory. That is safe because nothing of it is read after the next replay, and a lock
 keeps copies and replays of one stream together.
 """
@@ -10,16 +12,18 @@ keeps copies and replays of one stream together.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import fx
 
 from fusepass.errors import FusepassWarning
-from fusepass.patterns.effects import is_random
+from fusepass.garbage import collector_paused
+from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
+from fusepass.runtime.replayable import overlaps
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -41,6 +45,9 @@ class Graphs(Protocol):
 
     def pool(self) -> Pool:
         """The memory of the current stream's graphs."""
+
+    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
+        """What `run` gives, and what it took."""
 
 
 @dataclass
@@ -74,22 +81,44 @@ class CudaGraphs:
             return self._pools[key]
 
     def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
+        # As `torch.cuda.graph`, which also waits for the device and empties the allocator, in the middle of a user's calls.
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on allocating: that disturbs a capture in the default mode.
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=pool.handle, capture_error_mode="thread_local"),
-        ):
-            results = tuple(run())
+        with torch.cuda.device(self._device), collector_paused():  # a graph that is freed would end the capture
+            around = torch.cuda.Stream()
+            around.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(around):
+                # Other threads may go on allocating: that disturbs a capture in the default mode.
+                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+                try:
+                    results = tuple(run())
+                finally:
+                    graph.capture_end()
         return graph.replay, results
+
+    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
+        with torch.cuda.device(self._device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            start = time.perf_counter()
+            results = run()
+            host = time.perf_counter() - start
+            end.record()
+        return results, lambda: Taken(host, begin.elapsed_time(end) * 1e-3) if end.query() else None
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """One capture: for states at these addresses, with inputs and results of its own."""
+    """One capture, with inputs and results of its own.
 
-    addresses: tuple[int, ...]
-    inputs: Tensors
+    Attributes:
+        key: what it is for: addresses of states and of fixed inputs, and settings.
+        fixed: positions of inputs that are read and written where they lie.
+        inputs: memory for them; None for fixed ones.
+    """
+
+    key: object
+    fixed: tuple[int, ...]
+    inputs: tuple[torch.Tensor | None, ...]
     results: Tensors
     replay: Callable[[], None]
     pool: Pool
@@ -104,6 +133,8 @@ class Replay:
         written: positions of the arguments that it writes.
         graphs: the device's.
         name: what warnings call the model.
+        trial: finds out whether replaying pays; None where it was asked for.
+        launch: as `call`, for the trial: how calls are served if they are not replayed.
     """
 
     def __init__(
@@ -113,54 +144,97 @@ class Replay:
         written: frozenset[int],
         graphs: Graphs,
         name: str,
+        trial: ReplayTrial | None = None,
+        launch: Callable[..., Tensors] | None = None,
     ) -> None:
         self._call = call
+        self._launch = launch or call
         self._states = states
-        self._written = tuple(sorted(position - states for position in written if position >= states))
+        self._written = tuple(sorted(written))
         self._graphs = graphs
         self._name = name
+        self._trial = trial
+        self._asked = trial is None
         self._lock = threading.Lock()
         self._captured: dict[int, _Captured | None] = {}  # by stream; None after the first call on it
         self._captures = 0
+        self._lay: dict[int, int] = {}  # where written inputs lay in the last call without a capture
         self._reason: str | None = None
 
     def __call__(self, *arguments: torch.Tensor) -> Tensors:
         if self._reason is not None or self._graphs.capturing():
             return self._call(*arguments)
-        stream = self._graphs.stream()
-        captured = self._captured.get(stream)
-        addresses = tuple([state.data_ptr() for state in arguments[: self._states]])
-        if captured is None or captured.addresses != addresses:
-            with self._lock:
-                captured = self._prepared(stream, addresses, arguments)
-        if captured is None:
-            return self._call(*arguments)
-        return self._replayed(captured, arguments[self._states :])
+        if self._trial is not None:
+            return self._tried(self._trial, arguments)
+        return self._replayed(arguments)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known that calls are replayed, or that they are not."""
+        return self._reason is not None or self._trial is None
+
+    @property
+    def used(self) -> bool:
+        """Whether calls are replayed, for all that is known."""
+        return self._reason is None
 
     @property
     def status(self) -> str:
         """What became of it, in words."""
         if self._reason is not None:
             return f"not used: {self._reason}"
+        if self._trial is not None:
+            return "being tried"
         if not self._captures:
             return "captured at the second call"
         return f"replayed, {self._captures} captured"
 
-    def _prepared(self, stream: int, addresses: tuple[int, ...], arguments: Tensors) -> _Captured | None:
+    def _tried(self, trial: ReplayTrial, arguments: Tensors) -> Tensors:
+        if not trial.ready():
+            return self._call(*arguments)
+        replays = trial.replays()
+        if trial.verdict is not None:
+            if trial.verdict:
+                self._give_up(trial.verdict)
+            self._trial = None
+            return self(*arguments)
+        run = self._replayed if replays else lambda given: self._launch(*given)
+        results, pending = self._graphs.timed(lambda: run(arguments))
+        trial.add(replays, pending)
+        return results
+
+    def _replayed(self, arguments: Tensors) -> Tensors:
+        stream = self._graphs.stream()
+        captured = self._captured.get(stream)
+        if captured is None or captured.key != self._key(captured.fixed, arguments):
+            with self._lock:
+                captured = self._prepared(stream, arguments)
+        if captured is None:
+            return self._call(*arguments)
+        return self._run(captured, arguments)
+
+    def _key(self, fixed: tuple[int, ...], arguments: Tensors) -> object:
+        """What a capture is for."""
+        read = [state.data_ptr() for state in arguments[: self._states]]
+        return read, [arguments[position].data_ptr() for position in fixed], _settings()
+
+    def _prepared(self, stream: int, arguments: Tensors) -> _Captured | None:
         """The capture for a call on `stream`, made if need be; None for the first call on it, and where there is none."""
         captured = self._captured.get(stream)
-        if captured is not None and captured.addresses == addresses:
+        if captured is not None and captured.key == self._key(captured.fixed, arguments):
             return captured
+        inputs = {position: arguments[position].data_ptr() for position in self._written if position >= self._states}
         if stream not in self._captured:
-            if len(self._captured) >= _MOST_STREAMS:
-                return None
-            self._captured[stream] = None
+            if len(self._captured) < _MOST_STREAMS:
+                self._captured[stream], self._lay = None, inputs
             return None
         if self._captures >= _MOST_CAPTURES:
             self._give_up(f"the model's tensors changed their addresses {_MOST_CAPTURES} times")
             return None
+        fixed = tuple(position for position, address in inputs.items() if self._lay.get(position) == address)
+        self._lay = {}
         try:
-            captured = self._captured[stream] = self._capture(addresses, arguments)
+            captured = self._captured[stream] = self._capture(fixed, arguments)
         except RuntimeError as error:
             self._give_up(next(iter(str(error).splitlines()), type(error).__name__))
             return None
@@ -169,58 +243,53 @@ class Replay:
     def _give_up(self, reason: str) -> None:
         self._reason = reason
         self._captured.clear()
-        warnings.warn(f"{self._name} runs without a CUDA graph: {reason}", FusepassWarning, stacklevel=5)
+        if self._asked:
+            warnings.warn(f"{self._name} runs without a CUDA graph: {reason}", FusepassWarning, stacklevel=5)
 
-    def _capture(self, addresses: tuple[int, ...], arguments: Tensors) -> _Captured:
-        states, given = arguments[: self._states], arguments[self._states :]
-        with torch.inference_mode(False):  # copied into later, in whatever mode
-            inputs = tuple(
-                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in given
-            )
+    def _capture(self, fixed: tuple[int, ...], arguments: Tensors) -> _Captured:
+        key = self._key(fixed, arguments)
+        read = list(arguments)
+        inputs: list[torch.Tensor | None] = []
+        for position, given in enumerate(arguments[self._states :], self._states):
+            inputs.append(None if position in fixed else _like(given))
+            read[position] = inputs[-1] if inputs[-1] is not None else given
         pool = self._graphs.pool()
         with pool.lock:
-            replay, results = self._graphs.capture(lambda: self._call(*states, *inputs), pool)
-        unfit = _unfit((*states, *inputs), results)
+            replay, results = self._graphs.capture(lambda: self._call(*read), pool)
+        unfit = _unfit(tuple(read), results)
         if unfit is not None:
             raise RuntimeError(unfit)
         self._captures += 1
-        return _Captured(addresses, inputs, results, replay, pool)
+        return _Captured(key, fixed, tuple(inputs), results, replay, pool)
 
-    def _replayed(self, captured: _Captured, given: Tensors) -> Tensors:
+    def _run(self, captured: _Captured, arguments: Tensors) -> Tensors:
+        given = arguments[self._states :]
         with captured.pool.lock:
             for inner, outer in zip(captured.inputs, given, strict=True):
-                inner.copy_(outer)
+                if inner is not None:
+                    inner.copy_(outer)
             captured.replay()
             for position in self._written:
-                given[position].copy_(captured.inputs[position])
+                inner = captured.inputs[position - self._states] if position >= self._states else None
+                if inner is None:
+                    torch._C._increment_version([arguments[position]])
+                else:
+                    arguments[position].copy_(inner)
             return tuple([_copy(result) for result in captured.results])
 
 
-def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str | None:
-    """Why a graph over these arguments is not captured at all; None where it may be."""
-    values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function" and not _is_constant(node)]
-    devices = {tensor.device for tensor in (*arguments, *values) if isinstance(tensor, torch.Tensor)}
-    if not any(device.type == "cuda" for device in devices):
-        return "everything lies on the CPU"
-    if len(devices) > 1:
-        return "tensors lie on several devices"
-    for node in graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if is_random(node.target):
-            return f"{node.target.overloadpacket} draws random numbers"
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
-            return f"{node.target.overloadpacket} waits for the device"
-    if any(map(_overlaps, arguments)):
-        return "an input or a tensor of the model overlaps itself"
-    return None
-
-
-def _is_constant(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.lift_fresh_copy.default
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    return bool(torch._debug_has_internal_overlap(tensor) == 1)  # 2 stands for "not known", which copies bear
+def _settings() -> tuple[object, ...]:
+    """What PyTorch's operators choose their kernels by, and a replay would not see."""
+    c = torch._C
+    return (
+        c._get_fp32_precision_getter("cuda", "matmul"),
+        c._get_fp32_precision_getter("cuda", "conv"),
+        c._get_cublas_allow_fp16_reduced_precision_reduction(),
+        c._get_cublas_allow_bf16_reduced_precision_reduction(),
+        c._get_cudnn_enabled(),
+        c._get_cudnn_deterministic(),
+        c._get_deterministic_algorithms(),
+    )
 
 
 def _unfit(arguments: Tensors, results: Tensors) -> str | None:
@@ -230,10 +299,16 @@ def _unfit(arguments: Tensors, results: Tensors) -> str | None:
         place = result.untyped_storage().data_ptr()
         if result.numel() and place in seen:
             return "a result shares memory with an input, a parameter or another result"
-        if _overlaps(result):
+        if overlaps(result):
             return "a result overlaps itself"
         seen.add(place)
     return None
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for copies of `tensor` in whatever mode, with its values."""
+    with torch.inference_mode(False):
+        return _copy(tensor)
 
 
 def _copy(result: torch.Tensor) -> torch.Tensor:

@@ -183,3 +183,43 @@ def test_a_profile_is_within_reach_of_the_device() -> None:
     assert 0.4 < step.fraction < 1.15
     assert step.seconds < step.seconds_before
     assert "region-" in profile.to_html()
+
+
+class Deep(nn.Module):
+    """Launches that take longer than their kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_what_waits_for_the_host_is_replayed_unasked() -> None:
+    net = Deep().cuda().eval()
+    optimised = fusepass.optimize(net)
+    held = []
+    for number in range(24):
+        x = torch.randn(8, 32, device="cuda")
+        held.append((optimised(x), net(x)))
+        torch.cuda.synchronize()
+        if number == 16:
+            net.layers[3][0].weight.mul_(1.5)
+    for actual, expected in held:
+        close(actual, expected)
+    assert optimised.report().cuda_graphs == ("replayed, 1 captured",)
+
+
+def test_what_keeps_the_device_busy_is_not() -> None:
+    net = nn.Sequential(nn.Linear(4096, 4096), nn.GELU()).cuda().eval()
+    optimised = fusepass.optimize(net)
+    x = torch.randn(8192, 4096, device="cuda")
+    for _ in range(16):
+        result = optimised(x)
+        torch.cuda.synchronize()
+    close(result, net(x))
+    (told,) = optimised.report().cuda_graphs
+    assert told.startswith("not used: ")

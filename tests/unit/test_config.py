@@ -71,6 +71,8 @@ def test_defaults() -> None:
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
+        ("FUSEPASS_CUDA_GRAPHS", "Auto", "cuda_graphs", "auto"),
+        ("FUSEPASS_CUDA_GRAPHS", "off", "cuda_graphs", False),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
     ],
 )
@@ -92,6 +94,7 @@ def test_the_environment_sets_options_when_they_are_asked_for(
         ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
         ("FUSEPASS_TUNE", "much", "one of off, fast, max"),
+        ("FUSEPASS_CUDA_GRAPHS", "always", "auto, 1, true"),
         ("FUSEPASS_TRAINING", "slow", "one of fused, eager"),
         ("FUSEPASS_DISABLE", "norm,,pool", "names of rules and patterns separated by commas"),
     ],
@@ -142,7 +145,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
+        ("cuda_graphs", "yes", "True, False, auto"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
         ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.runtime.replay import Pool, Replay, Tensors
+from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
 
 
 class FakeGraphs:
@@ -23,6 +24,10 @@ class FakeGraphs:
         self.replays = 0
         self.now = 0
         self.busy = False
+        self.launch = Taken(host=100e-6, device=101e-6)
+        self.replay = Taken(host=20e-6, device=40e-6)
+        self.working = False
+        self.recording = False
         self.pools: dict[int, Pool] = {}
 
     def capturing(self) -> bool:
@@ -36,7 +41,9 @@ class FakeGraphs:
 
     def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
         self.captures += 1
+        self.recording = True
         results = run()
+        self.recording = False
 
         def replay() -> None:
             self.replays += 1
@@ -44,6 +51,12 @@ class FakeGraphs:
                 kept.copy_(made)
 
         return replay, results
+
+    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
+        before = self.replays
+        results = run()
+        taken = self.launch if self.replays == before else self.replay
+        return results, lambda: None if self.working else taken
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +221,112 @@ def test_a_capture_that_fails_warns_once_and_calls_run_plainly(
     ]
 
 
+def tried(graphs: FakeGraphs, call: Callable[..., Tensors] = scaled, *written: int) -> Replay:
+    return Replay(call, 1, frozenset(written), graphs, "Net", ReplayTrial())
+
+
+def test_unasked_it_replays_where_launches_take_longer_than_kernels(graphs: FakeGraphs) -> None:
+    replay, weight = tried(graphs), torch.tensor([2.0, 3.0])
+    for number in range(12):
+        assert not replay.settled or number > 8
+        assert torch.equal(replay(weight, torch.full((2,), float(number)))[0], weight * number)
+        assert (graphs.captures, graphs.replays) == (min(max(number - 4, 0), 1), max(number - 4, 0))
+    assert replay.settled
+    assert replay.status == "replayed, 1 captured"
+
+
+@pytest.mark.parametrize(
+    ("launch", "replayed", "reason"),
+    [
+        (Taken(100e-6, 300e-6), Taken(20e-6, 250e-6), "its kernels take longer than their launches"),
+        (Taken(20e-6, 21e-6), Taken(20e-6, 20e-6), "a replay takes as long as the launches"),
+        (Taken(20e-6, 10e-6), Taken(40e-6, 15e-6), "a replay takes as long as the launches"),
+    ],
+)
+def test_unasked_it_launches_where_a_replay_is_no_faster(
+    graphs: FakeGraphs, launch: Taken, replayed: Taken, reason: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    graphs.launch, graphs.replay = launch, replayed
+    replay, weight = tried(graphs), torch.tensor([2.0, 3.0])
+    for number in range(12):
+        assert torch.equal(replay(weight, torch.full((2,), float(number)))[0], weight * number)
+    assert replay.settled
+    assert not replay.used
+    assert replay.status == f"not used: {reason}"
+    assert graphs.replays < 12 - 4
+    assert not recwarn.list
+
+
+def test_the_trial_waits_for_nothing(graphs: FakeGraphs) -> None:
+    """A device that is behind has not said yet what calls took."""
+    graphs.working = True
+    replay, weight = tried(graphs), torch.ones(2)
+    for _ in range(9):
+        replay(weight, torch.ones(2))
+    assert graphs.captures == 0
+    graphs.working = False
+    for _ in range(5):
+        replay(weight, torch.ones(2))
+    assert replay.status == "replayed, 1 captured"
+
+
+def test_a_capture_that_fails_unasked_is_told_in_the_report_alone(
+    graphs: FakeGraphs, recwarn: pytest.WarningsRecorder
+) -> None:
+    replay, weight = tried(graphs, lambda weight, x: (weight,)), torch.ones(2)
+    for _ in range(9):
+        assert replay(weight, torch.ones(2))[0] is weight
+    assert replay.status == "not used: a result shares memory with an input, a parameter or another result"
+    assert not recwarn.list
+
+
+def test_a_cache_that_stays_where_it_is_is_written_there(graphs: FakeGraphs) -> None:
+    """Once it lies elsewhere, the graph has memory of its own for it, and what was written is copied."""
+
+    def append(weight: Tensor, cache: Tensor, x: Tensor) -> Tensors:
+        if not graphs.recording:
+            cache.add_(x)
+        return (cache * weight,)
+
+    replay, weight, cache = replayed(append, graphs, 1, 1), torch.ones(2), torch.zeros(2)
+    for number in range(5):
+        before = cache._version
+        assert replay(weight, cache, torch.ones(2))[0].tolist() == [number + 1.0] * 2
+        assert cache._version > before
+        assert cache.tolist() == [number + 1.0] * 2
+    assert graphs.captures == 1
+    for _ in range(4):
+        other = torch.full((2,), 5.0)
+        assert replay(weight, other, torch.ones(2))[0].tolist() == [6.0] * 2
+        assert other.tolist() == [6.0] * 2
+    assert cache.tolist() == [5.0] * 2
+    assert graphs.captures == 2
+
+
+def test_statistics_that_are_written_have_another_version(graphs: FakeGraphs) -> None:
+    def counting(count: Tensor, x: Tensor) -> Tensors:
+        count.data.add_(1)  # as a kernel: no version is counted
+        return (x + count,)
+
+    replay, count = replayed(counting, graphs, 1, 0), torch.tensor(0.0)
+    replay(count, torch.ones(2))
+    for _ in range(3):
+        before = count._version
+        replay(count, torch.ones(2))
+        assert count._version > before
+
+
+def test_another_setting_is_captured_anew(graphs: FakeGraphs) -> None:
+    replay, weight, before = replayed(scaled, graphs), torch.ones(2), torch.backends.cuda.matmul.fp32_precision
+    try:
+        for precision in ("ieee", "ieee", "tf32", "tf32"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            replay(weight, torch.ones(2))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert graphs.captures == 2
+
+
 def test_threads_do_not_mix_their_inputs(graphs: FakeGraphs) -> None:
     replay = replayed(scaled, graphs)
     weight = torch.ones(2)
@@ -274,15 +393,15 @@ def test_what_dynamo_serves_is_not_captured() -> None:
 
 
 def test_random_numbers_and_waiting_are_refused() -> None:
-    from fusepass.runtime.replay import obstacle
+    from fusepass.runtime.replayable import obstacle, unasked_obstacle
 
     cuda = torch.device("cuda")
 
-    def graph_of(target: object, on: torch.device = cuda) -> torch.fx.Graph:
+    def graph_of(target: object, on: torch.device = cuda, **options: object) -> torch.fx.Graph:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         graph = torch.fx.Graph()
-        node = graph.call_function(target, (graph.placeholder("x"),))  # type: ignore[arg-type]
+        node = graph.call_function(target, (graph.placeholder("x"),), options)  # type: ignore[arg-type]
         with FakeTensorMode(allow_non_fake_inputs=True):
             node.meta["val"] = torch.empty(2, device=on)
         return graph
@@ -290,6 +409,22 @@ def test_random_numbers_and_waiting_are_refused() -> None:
     aten = torch.ops.aten
     assert obstacle(graph_of(aten.tanh.default), ()) is None
     assert obstacle(graph_of(aten.rand_like.default), ()) == "aten.rand_like draws random numbers"
+    attention = aten._scaled_dot_product_flash_attention.default
+    assert obstacle(graph_of(attention), ()) is None
+    assert obstacle(graph_of(attention, dropout_p=0.0), ()) is None
+    assert (
+        obstacle(graph_of(attention, dropout_p=0.1), ())
+        == "aten._scaled_dot_product_flash_attention draws random numbers"
+    )
     assert obstacle(graph_of(aten.nonzero.default), ()) == "aten.nonzero waits for the device"
     assert obstacle(graph_of(aten.tanh.default), (torch.rand(2),)) == "tensors lie on several devices"
     assert obstacle(graph_of(aten.tanh.default, torch.device("cpu")), ()) == "everything lies on the CPU"
+
+    assert unasked_obstacle(graph_of(aten.tanh.default), ()) is None
+    foreign = graph_of(torch.ops.profiler._record_function_enter_new.default)
+    assert unasked_obstacle(foreign, ()) == "profiler._record_function_enter_new.default is an operator of others"
+    large = graph_of(aten.tanh.default)
+    for node in large.nodes:
+        if node.op == "call_function":
+            node.meta["val"] = node.meta["val"].repeat(1 << 26)
+    assert unasked_obstacle(large, ()) == "its values take more than 256 MiB"

@@ -1,0 +1,63 @@
+"""Which graphs may be captured in a CUDA graph: asked for, or by itself, which takes more to be safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from fusepass.measure import extent
+from fusepass.patterns.effects import draws
+from fusepass.runtime.ops import NAMESPACE
+
+_KNOWN = ("aten", "prims", NAMESPACE)
+_MOST_BYTES = 256 << 20
+
+
+def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str | None:
+    """Why a graph over these arguments is not captured at all; None where it may be."""
+    devices = {tensor.device for tensor in (*arguments, *_values(graph))}
+    if not any(device.type == "cuda" for device in devices):
+        return "everything lies on the CPU"
+    if len(devices) > 1:
+        return "tensors lie on several devices"
+    for node in graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if draws(node):
+            return f"{node.target.overloadpacket} draws random numbers"
+        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+            return f"{node.target.overloadpacket} waits for the device"
+    if any(map(overlaps, arguments)):
+        return "an input or a tensor of the model overlaps itself"
+    return None
+
+
+def unasked_obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str | None:
+    """As `obstacle`, for a capture that nobody asked for.
+
+    Operators of others may do on the host what a replay leaves out, and the memory of a captured graph is not given back.
+    """
+    for node in graph.nodes:
+        known = not isinstance(node.target, OpOverload) or node.target.namespace in _KNOWN
+        if not known or isinstance(node.target, HigherOrderOperator):
+            return f"{node.target} is an operator of others"
+    if sum(extent(value) * value.dtype.itemsize for value in _values(graph)) > _MOST_BYTES:
+        return f"its values take more than {_MOST_BYTES >> 20} MiB"
+    return obstacle(graph, arguments)
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two of its elements are known to share memory."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)  # 2 stands for "not known", which copies bear
+
+
+def _values(graph: fx.Graph) -> Iterator[torch.Tensor]:
+    """What its calls give, but for constants, which lie on the CPU until they are moved."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is not torch.ops.aten.lift_fresh_copy.default:
+            results = node.meta.get("val")
+            for value in results if isinstance(results, list | tuple) else (results,):
+                if isinstance(value, torch.Tensor):
+                    yield value
