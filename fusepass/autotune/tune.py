@@ -227,7 +227,7 @@ def _untimed() -> str | None:
 
 
 def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> Choice:
-    """What a trial says; kept on disk unless it is undecided."""
+    """What a trial says; kept on disk unless it is undecided or was disturbed."""
     calls: dict[str, Callable[..., Any]] = {name: region.run for name, region in regions.items()}
     key = _key(work)
     if key is None:
@@ -238,7 +238,7 @@ def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> 
             assert work.choice is not None
             return work.choice
         choice = _measured(work, calls, effort)
-        if choice.reason == _untimed() or choice.leaves_eager:
+        if not choice.disturbed and (choice.reason == _untimed() or choice.leaves_eager):
             choices.store(key, _record(work, choice, effort))
     return choice
 

@@ -244,12 +244,12 @@ def _limits(device: torch.device, clock: measure.Clock, product: fx.Node | None)
     if device.type == "cuda":
         return _Limits(device_facts(device).bandwidth, "from the memory's clock and width", rate)
     source, target = torch.ones(2, _COPY_BYTES, dtype=torch.uint8)
-    samples = measure.in_turn({"copy": lambda: target.copy_(source)}, clock, 0.2, least=5, most=30)
+    samples = measure.in_turn({"copy": lambda: target.copy_(source)}, clock, 0.2, least=5, most=30).samples
     return _Limits(2 * _COPY_BYTES / measure.typical(samples["copy"]), "measured", rate)
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype, clock: measure.Clock) -> float:
     size = _PRODUCT_SIZE[device.type]
     a, b = torch.ones(2, size, size, dtype=dtype, device=device)
-    samples = measure.in_turn({"product": lambda: a @ b}, clock, 0.2, least=5, most=30)
+    samples = measure.in_turn({"product": lambda: a @ b}, clock, 0.2, least=5, most=30).samples
     return 2.0 * size**3 / measure.typical(samples["product"])
