@@ -17,9 +17,12 @@ from fusepass.errors import (
 from fusepass.garbage import collector_paused
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from fusepass.api.module import OptimizedModule
+    from fusepass.profiling.errors import Errors
     from fusepass.report.report import Report
 
 __all__ = [
@@ -32,8 +35,10 @@ __all__ = [
     "RenderError",
     "ScheduleError",
     "__version__",
+    "check",
     "current",
     "explain",
+    "extract",
     "optimize",
     "override",
 ]
@@ -78,3 +83,49 @@ def explain(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
         from fusepass.api.entry import explain
 
     return explain(model, inputs, kwargs)
+
+
+def check(model: nn.Module, *inputs: Any, **kwargs: Any) -> Errors:
+    """How far each region of `model` is from float64, beside its own operators, for a call with these inputs and without gradients.
+
+    Each region runs on the values that PyTorch's operators give it, so one that is wrong is found whatever comes before it. The
+    rewritten graph, run by PyTorch, shows what the algebraic rules change; the whole model comes last.
+
+    Args:
+        model: a model, or what `optimize` made of one, whose options then count.
+        *inputs: positional arguments of the call.
+        **kwargs: named ones.
+
+    Raises:
+        TypeError: `model` is not an ``nn.Module``.
+        CaptureError: it cannot be traced as one graph; the text says why.
+    """
+    with collector_paused():
+        from fusepass.api.tools import check
+
+    return check(model, inputs, kwargs)
+
+
+def extract(model: nn.Module, region: str, directory: str | Path, *inputs: Any, **kwargs: Any) -> Path:
+    """Write one region of `model` as a program of its own, for profilers and debuggers, and give its path.
+
+    Below `directory` are the program (``.cu`` or ``.cpp``), the headers that it includes, and a file with what its kernels read
+    in a call with these inputs. Its first lines say how it is built. It runs the kernels, checks the results and prints times.
+
+    Args:
+        model: as in `check`.
+        region: the region's name, as in the report.
+        directory: where to write; it is made if it is not there.
+        *inputs: positional arguments of the call.
+        **kwargs: named ones.
+
+    Raises:
+        TypeError: `model` is not an ``nn.Module``.
+        ValueError: there is no such region, or no code is generated for it.
+        CaptureError: the model cannot be traced as one graph; the text says why.
+        BuildError: the region's code does not compile.
+    """
+    with collector_paused():
+        from fusepass.api.tools import extract
+
+    return extract(model, region, directory, inputs, kwargs)

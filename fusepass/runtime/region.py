@@ -176,6 +176,18 @@ class FusedRegion:
         if source.replay is not None:
             self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
 
+    @property
+    def entry(self) -> Callable[..., int]:
+        """The library's function: takes pointers, numbers unless there are none, and the stream."""
+        return self._entry.call
+
+    def with_entry(self, entry: Callable[..., int]) -> Callable[..., Result]:
+        """What does as the call, with `entry` in place of the library's function."""
+        scope = {**self._scope, "entry": entry}
+        exec(compile(self._source, f"<fusepass {self.name}>", "exec"), scope)
+        run: Callable[..., Result] = scope["run"]
+        return run
+
     def launcher(self, *, always_tuple: bool = False) -> Callable[..., Any]:
         """What does as `run` without Python, where that can be; `always_tuple` for one tensor, too."""
         launch = self._scope.get("launch")
