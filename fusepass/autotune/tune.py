@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -20,7 +19,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES
 from fusepass.config import current
-from fusepass.errors import BuildError, FusepassWarning
+from fusepass.errors import BuildError, warn
 from fusepass.numerics.agreement import Verdict
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.copies import moves
@@ -109,7 +108,7 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
         what = next(iter(str(error).splitlines()), "")
         choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
         text = f'{work.region.name} runs as "{chosen}", which was compared with nothing: {choice.reason}'
-        warnings.warn(text, FusepassWarning, stacklevel=2)
+        warn(text)
     settle(work, choice)
 
 

@@ -10,7 +10,6 @@ keeps copies and replays of one stream together.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 from fusepass.patterns.effects import is_random
 
 Tensors = tuple[torch.Tensor, ...]
@@ -169,7 +168,7 @@ class Replay:
     def _give_up(self, reason: str) -> None:
         self._reason = reason
         self._captured.clear()
-        warnings.warn(f"{self._name} runs without a CUDA graph: {reason}", FusepassWarning, stacklevel=5)
+        warn(f"{self._name} runs without a CUDA graph: {reason}")
 
     def _capture(self, addresses: tuple[int, ...], arguments: Tensors) -> _Captured:
         states, given = arguments[: self._states], arguments[self._states :]
