@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fusepass.config import Config, current, override
+from fusepass.config import Config, Options, current, override
 from fusepass.errors import (
     BuildError,
     CaptureError,
@@ -32,6 +32,7 @@ __all__ = [
     "FusepassError",
     "FusepassWarning",
     "IRError",
+    "Options",
     "RenderError",
     "ScheduleError",
     "__version__",
@@ -46,7 +47,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def optimize(model: nn.Module, example_inputs: Any = None, **options: Any) -> OptimizedModule:
+def optimize(model: nn.Module, example_inputs: Any = None, **options: Unpack[Options]) -> OptimizedModule:
     """A module that is called like `model` and runs chains of its operators as fused kernels.
 
     `model` is not modified. The result shares its parameters, buffers and hooks, so training, loading, moving and

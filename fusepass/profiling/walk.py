@@ -46,7 +46,8 @@ def walk(
         for number, item in enumerate(items):
             if isinstance(item, fx.Node):
                 if item.op == "output":
-                    results: Tensors = fx.map_arg(item.args[0], values.__getitem__)
+                    flat: Any = item.args[0]
+                    results = tuple(values[node] for node in flat)
                 node_run(item, compiled.before)(values)
             else:
                 work = works[item]
