@@ -18,6 +18,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

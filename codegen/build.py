@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import ctypes
 import errno
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 
+_log = logging.getLogger(__name__)
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PROGRESS_AFTER = 1.0  # seconds
 _PLAIN = re.compile(r"[\w./+@%=,-]+", re.ASCII)  # paths that mean themselves to ninja, shells and linkers
@@ -173,10 +175,14 @@ def _build_one(key: str, source: Source) -> Path | BuildError:
     begun = _begun.get(key)
     if begun is not None and begun is not threading.current_thread():
         begun.join()
+    start = time.perf_counter()
     try:
-        return cache.store(key, source, lambda directory: _load_inline(source, key, directory))
+        library = cache.store(key, source, lambda directory: _load_inline(source, key, directory))
     except BuildError as error:
+        _log.info("%s: %s", source.name, error.args[0])
         return error
+    _log.debug("%s: built for %s in %.2f s: %s", source.name, source.arch, time.perf_counter() - start, library)
+    return library
 
 
 def _load_inline(source: Source, key: str, directory: Path) -> Path:

@@ -15,7 +15,6 @@ import contextlib
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from fusepass.codegen import cache_folders as folders
 from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
 from fusepass.codegen.cache_entry import CacheEntry as CacheEntry
 from fusepass.codegen.source import Source
-from fusepass.errors import BuildError, FusepassWarning
+from fusepass.errors import BuildError, warn
 
 PATIENCE = 60.0
 """Seconds to wait for a lock: most builds take less, and to build what another process builds as well does no harm."""
@@ -109,13 +108,9 @@ def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path])
             return path / cache_entry.LIBRARY
         if not held:
             _in_vain = time.monotonic()
-            warnings.warn(
-                f"{source.name} is built without its lock, {lock}, which another process or thread does not release",
-                FusepassWarning,
-                stacklevel=2,
-            )
+            warn(f"{source.name} is built without its lock, {lock}, which another process or thread does not release")
         if os.path.lexists(path):
-            warnings.warn(f"the cache entry {path} is damaged; it is built anew", FusepassWarning, stacklevel=2)
+            warn(f"the cache entry {path} is damaged; it is built anew")
             folders.remove(path)
         with folders.stage(folders.root(top), folders.STAGE) as stage:
             try:

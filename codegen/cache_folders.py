@@ -9,13 +9,12 @@ import shutil
 import stat
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fusepass.codegen import locks, trust
 from fusepass.config import cache_directory
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 
 FORMAT = "v1"
 CHOICES, FAILED = "choices", "failed"
@@ -86,11 +85,9 @@ def fall_back(problem: str) -> Path:
         locks.mark(private)  # for as long as this process lives
         _private[configured] = private
     atexit.register(_remove_private, private, os.getpid())
-    warnings.warn(
+    warn(
         f"the cache directory {configured} cannot be used: {problem}; kernels are built for this process "
-        f"alone, in {private}; `python -m fusepass doctor` examines the tool chain",
-        FusepassWarning,
-        stacklevel=2,
+        f"alone, in {private}; `python -m fusepass doctor` examines the tool chain"
     )
     return private
 
@@ -114,7 +111,7 @@ def level(top: Path, name: str) -> Path:
     except FileNotFoundError:  # it was empty, and `cache.clear` has just removed it
         raise
     except OSError as error:
-        warnings.warn(f"{path} is removed from the cache: {error}", FusepassWarning, stacklevel=2)
+        warn(f"{path} is removed from the cache: {error}")
     remove(path)
     path.mkdir(mode=0o700, exist_ok=True)
     return path

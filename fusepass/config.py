@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 ALL = "all"
 """In `Config.disable`: never fuse."""
@@ -20,6 +20,10 @@ EFFORTS = ("off", "fast", "max")
 
 TRAINING = ("fused", "eager")
 """What `Config.training` may be."""
+
+
+METHODS = ("original", "fused")
+"""What `Config.methods` may be."""
 
 
 class Algebra(enum.StrEnum):
@@ -81,6 +85,8 @@ class Config:
             changes and the report says why (``FUSEPASS_CUDA_GRAPHS``).
         training: what a call of an optimised model that needs gradients runs: ``"eager"``, the original operators, or ``"fused"``,
             generated kernels forward and backward (``FUSEPASS_TRAINING``).
+        methods: which forward methods of an optimised model run that call it, such as ``generate``: ``"original"``, with a warning, or
+            ``"fused"``, the optimised one (``FUSEPASS_METHODS``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -99,6 +105,7 @@ class Config:
     tune: str = "fast"
     cuda_graphs: bool | str = "auto"
     training: str = "eager"
+    methods: str = "original"
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -132,7 +139,7 @@ class Config:
             ):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
-        for option, texts in (("tune", EFFORTS), ("training", TRAINING)):
+        for option, texts in (("tune", EFFORTS), ("training", TRAINING), ("methods", METHODS)):
             if getattr(self, option) not in texts:
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {', '.join(texts)}")
 
@@ -144,6 +151,25 @@ class Config:
     def allows(self, name: str) -> bool:
         """Whether the rule or pattern called `name` may be applied."""
         return self.fuses and name not in self.disable
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Config` as keyword arguments, so that type checkers know their names and values."""
+
+    debug: bool
+    dump: str | os.PathLike[str] | None
+    disable: str | Collection[str]
+    algebra: Literal["off", "safe", "finite"]
+    rounding: Literal["fused", "eager"]
+    cache_dir: str | os.PathLike[str]
+    jobs: int
+    max_signatures: int
+    max_builds: int
+    tune: Literal["off", "fast", "max"]
+    cuda_graphs: bool
+    training: Literal["fused", "eager"]
+    methods: Literal["original", "fused"]
+    progress: bool | None
 
 
 def current() -> Config:
@@ -171,7 +197,7 @@ def cache_directory() -> Path:
 
 
 @contextlib.contextmanager
-def override(**options: Any) -> Iterator[Config]:
+def override(**options: Unpack[Options]) -> Iterator[Config]:
     """Set `options`, named as the fields of `Config`, in this context (thread, task) until the block ends.
 
     Yields:
@@ -266,6 +292,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
+    "methods": ("FUSEPASS_METHODS", _among(METHODS)),
 }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 
 class FusepassError(Exception):
@@ -66,3 +70,25 @@ class BuildError(FusepassError):
 
 class FusepassWarning(UserWarning):
     """Something ran as the original operators, or slower than it could; shown once per cause."""
+
+
+def warn(text: str) -> None:
+    """Show `text` as a `FusepassWarning` of the user's line that led here, and log it.
+
+    That line is the first one outside of this package, of torch, and of code that has no file.
+    """
+    logging.getLogger("fusepass").info(text)
+    frame: FrameType | None = sys._getframe(1)
+    level, depth = 2, 2
+    while frame is not None:
+        if not _is_inside(frame.f_code.co_filename):
+            level = depth
+            break
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(text, FusepassWarning, stacklevel=level)
+
+
+def _is_inside(file: str) -> bool:
+    torch = sys.modules.get("torch")
+    folders = [Path(__file__).parent, *([Path(torch.__file__).parent] if torch is not None and torch.__file__ else [])]
+    return file.startswith(("<", *(f"{folder}/" for folder in folders)))

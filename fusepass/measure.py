@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,8 +19,22 @@ MOST_WHOLE = 8  # the largest whole number that is made up
 _BLOCK = 65521
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
+_PATIENCE = 3  # times the seconds of what is timed that are spent on waiting for rounds that nothing interrupts
+_QUIET = 0.1  # seconds in which one interruption changes no time by more than a few percent; busy neighbours cause one in 3 ms
 
-Clock = Callable[[Callable[[], object]], float]
+
+class Clock:
+    """Gives the seconds of one call.
+
+    Attributes:
+        interruptions: how often, during all calls so far, threads of this process had to leave a processor to others; never where
+            that adds nothing to the time.
+    """
+
+    interruptions = 0
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        raise NotImplementedError
 
 
 def made_up(like: Sequence[torch.Tensor], device: torch.device, *, signed: bool = False) -> list[torch.Tensor]:
@@ -75,39 +91,74 @@ def as_compiled_code_runs(device: torch.device) -> Iterator[None]:
 
 
 def clock(device: torch.device) -> Clock:
-    """A function that gives the seconds of one call.
+    """The clock for what runs on `device`.
 
-    On CUDA they are taken with events, after a write of twice the L2 cache: inputs come from memory, as they do in a
+    On CUDA times are taken with events, after a write of twice the L2 cache: inputs come from memory, as they do in a
     model whose tensors exceed the cache, and the launches are queued meanwhile. On a CPU caches are left as they are, and
     where torch uses one thread the time is that thread's own, which neighbours on the machine do not add to.
     """
-    if device.type != "cuda":
-        return _own_seconds if torch.get_num_threads() == 1 else _cpu_seconds
-    size = _CACHES * torch.cuda.get_device_properties(device).L2_cache_size
-    flush: Any = torch.empty(size, dtype=torch.int8, device=device).zero_
+    if device.type == "cuda":
+        return _DeviceClock(device)
+    return _ThreadClock() if torch.get_num_threads() == 1 else _WallClock()
 
-    def seconds(call: Callable[[], object]) -> float:
+
+class _ThreadClock(Clock):
+    def __call__(self, call: Callable[[], object]) -> float:
+        start = time.thread_time()
+        call()
+        return time.thread_time() - start
+
+
+class _WallClock(Clock):
+    def __call__(self, call: Callable[[], object]) -> float:
+        before = _switches()
+        start = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - start
+        self.interruptions += _switches() - before
+        return seconds
+
+
+class _DeviceClock(Clock):
+    """Interruptions count while the host launches; the device does not mind those of a host that waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        size = _CACHES * torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush: Any = torch.empty(size, dtype=torch.int8, device=device).zero_
+
+    def __call__(self, call: Callable[[], object]) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush()
+        before = _switches()
+        self._flush()
         start.record()
         call()
         end.record()
+        self.interruptions += _switches() - before
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
-    return seconds
+
+def _switches() -> int:
+    """Involuntary context switches of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _cpu_seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def is_disturbed(interruptions: int, seconds: float) -> bool:
+    """Whether so many interruptions may have changed a time of so many seconds."""
+    return interruptions > seconds / _QUIET
 
 
-def _own_seconds(call: Callable[[], object]) -> float:
-    start = time.thread_time()
-    call()
-    return time.thread_time() - start
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds of several calls, round by round.
+
+    Attributes:
+        samples: by name.
+        disturbed: how many of the rounds were interrupted; 0 where enough were not, as the others are left out then.
+    """
+
+    samples: dict[str, list[float]]
+    disturbed: int = 0
 
 
 def in_turn(
@@ -118,25 +169,37 @@ def in_turn(
     least: int,
     most: int,
     settled: Callable[[Mapping[str, Sequence[float]]], bool] = lambda samples: False,
-) -> dict[str, list[float]]:
+) -> Rounds:
     """Seconds of each call, run one after another in rounds, each round in another order.
 
     What ran before leaves its mark: on an H200 a kernel takes up to a tenth longer behind operators that touch other memory.
     The orders are the same each time.
     The rounds end after `seconds` of the calls (or ten times that in all), or when the samples are `settled`; `least` to
-    `most` rounds are run in any case.
+    `most` rounds are run in any case. Rounds that are interrupted are repeated for up to three times `seconds`.
     """
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    kept: list[dict[str, float]] = []
+    interrupted: list[dict[str, float]] = []
     order, spent, end = list(calls), 0.0, time.perf_counter() + _OVERHEAD * seconds
     orders = random.Random(0)
-    for done in range(most):
-        if done >= least and (spent > seconds or time.perf_counter() > end or settled(samples)):
+    while len(kept) < most:
+        over = spent > seconds or time.perf_counter() > end
+        if len(kept) >= least and (over or settled(_by_name(calls, kept))):
             break
-        for name in order:
-            samples[name].append(clock(calls[name]))
-            spent += samples[name][-1]
+        if len(kept) + len(interrupted) >= least and (spent > _PATIENCE * seconds or time.perf_counter() > end):
+            break
+        before = clock.interruptions
+        taken = {name: clock(calls[name]) for name in order}
+        disturbed = is_disturbed(clock.interruptions - before, sum(taken.values()))
+        (interrupted if disturbed else kept).append(taken)
+        spent += sum(taken.values())
         orders.shuffle(order)
-    return samples
+    if len(kept) >= least:
+        return Rounds(_by_name(calls, kept))
+    return Rounds(_by_name(calls, kept + interrupted), len(interrupted))
+
+
+def _by_name(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {name: [taken[name] for taken in rounds] for name in names}
 
 
 def typical(samples: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ _ADVICE = "pass a tuple of positional arguments, a dict of keyword arguments, or
 
 def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) -> OptimizedModule:
     """See `fusepass.optimize`."""
-    original = _module(model, "optimize")
+    original = module_of(model, "optimize")
     with override(**options):  # says what is wrong with them
         pass
     optimised = optimized(original, options)
@@ -33,7 +33,7 @@ def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) 
 
 def explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
     """See `fusepass.explain`."""
-    original = _module(model, "explain")
+    original = module_of(model, "explain")
     specialiser = Specialiser(original, {})
     traced = _prepare(specialiser, original, args, kwargs)
     trial = None if traced else _copy(specialiser, original)
@@ -44,7 +44,12 @@ def explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return specialiser.report()
 
 
-def _module(model: object, function: str) -> nn.Module:
+def module_of(model: object, function: str) -> nn.Module:
+    """The module that `function` is to work on.
+
+    Raises:
+        TypeError: `model` is none; the text says what to pass instead.
+    """
     if isinstance(model, OptimizedModule):
         return model.original
     if isinstance(model, nn.Module):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
+from fusepass.api.methods import Watch, twin
 from fusepass.api.view import graph_view
 from fusepass.capture.trace import CaptureFailure
+from fusepass.config import override
 from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialise import Specialiser
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from fusepass.profiling.profile import Profile
 
 _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
-_OWN = frozenset({"original", "_specialiser", "_table", "_options"})
+_OWN = frozenset({"original", "_specialiser", "_table", "_options", "_twin", "_watch"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
 _OWN_CALL = "its class has a __call__ of its own"
@@ -62,12 +65,14 @@ class OptimizedModule(nn.Module):
     _specialiser: Specialiser
     _table: Table  # the specialiser's: each step on the way to it costs where nothing is in the processor's caches
     _options: dict[str, Any]
+    _twin: nn.Module | None  # what methods are bound to that are to run the optimised forward
+    _watch: Watch
 
     def __init__(self, original: nn.Module, options: Mapping[str, Any]) -> None:
         # Not nn.Module.__init__, which would make dicts of its own.
         specialiser = Specialiser(original, options)
         own = {"original": original, "_options": dict(options), "_specialiser": specialiser}
-        vars(self).update(own, _table=specialiser.table)
+        vars(self).update(own, _table=specialiser.table, _twin=None, _watch=Watch(original))
         self._share()
 
     def _share(self) -> None:
@@ -167,7 +172,24 @@ class OptimizedModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # not there yet, as in copy and pickle
             raise AttributeError(name)
-        return getattr(self.original, name)
+        value = getattr(self.original, name)
+        bound = type(value) is MethodType and value.__self__ is self.original
+        return self._method(value) if bound else value
+
+    def _method(self, method: MethodType) -> Any:
+        """`method` of the original, as ``Config.methods`` says."""
+        original = self.original
+        if method.__name__ in vars(nn.Module) or method.__name__ in vars(original) or _has_own_call(type(original)):
+            return method
+        with override(**self._options) as config:
+            if not config.fuses:
+                return method
+            if config.methods == "original":
+                return self._watch.of(method)
+        made = self._twin
+        if made is None or type(made).__bases__ != (type(original),) or vars(made) is not vars(original):
+            made = vars(self)["_twin"] = twin(original, self.forward)
+        return MethodType(method.__func__, made)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__" and isinstance(value, type) and issubclass(value, OptimizedModule):

@@ -281,7 +281,7 @@ def load_candidates(work: Work, counter: FallbackCounter) -> dict[str, FusedRegi
     for candidate in _wanted(work):
         try:
             if candidate.name not in work.lost:
-                loaded[candidate.name] = _region(work, candidate, counter)
+                loaded[candidate.name] = region_of(work, candidate, counter)
         except BuildError as error:
             work.lost[candidate.name] = f"loading failed: {error.args[0]}"
     if not loaded and work.candidate is not None:
@@ -290,7 +290,12 @@ def load_candidates(work: Work, counter: FallbackCounter) -> dict[str, FusedRegi
     return loaded
 
 
-def _region(work: Work, candidate: Candidate, counter: FallbackCounter) -> FusedRegion:
+def region_of(work: Work, candidate: Candidate, counter: FallbackCounter) -> FusedRegion:
+    """The call of a candidate that was built.
+
+    Raises:
+        BuildError: its library cannot be loaded.
+    """
     arguments = work.arguments
     # A program's inputs are called as those of the region that it was made for.
     named = arguments if work.like is None else work.like.arguments

@@ -149,6 +149,7 @@ def fastest(
     clock = measure.clock(device)
     calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
     clock(calls[EAGER])  # warms up
+    before = clock.interruptions
     first = clock(calls[EAGER])
     if first > budget.most:
         return Choice(next(iter(generated)), reason=f"one run takes {first:.2g} s")
@@ -162,8 +163,9 @@ def fastest(
         clearly_slower = _CLEARLY * min(once.values())
         running = {name: call for name, call in calls.items() if once[name] <= clearly_slower}
     samples: Mapping[str, Sequence[float]] = {name: [once[name]] for name in running}
+    disturbed = measure.is_disturbed(clock.interruptions - before, _FEW_RUNS * sum(once.values()))
     if len(running) > 1 and LEAST_ROUNDS * sum(once[name] for name in running) <= budget.most:
-        samples = measure.in_turn(
+        rounds = measure.in_turn(
             running,
             clock,
             budget.seconds,
@@ -171,7 +173,9 @@ def fastest(
             most=_ROUNDS,
             settled=lambda taken: ranking(taken, alternatives).decided,
         )
-    return _decided(samples, once, alternatives)
+        samples = rounds.samples
+        disturbed = rounds.disturbed > 0 or (disturbed and len(running) < len(calls))
+    return replace(_decided(samples, once, alternatives), disturbed=disturbed)
 
 
 def _decided(

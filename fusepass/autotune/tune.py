@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -20,7 +19,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES
 from fusepass.config import current
-from fusepass.errors import BuildError, FusepassWarning
+from fusepass.errors import BuildError, warn
 from fusepass.numerics.agreement import Verdict
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.copies import moves
@@ -109,7 +108,7 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
         what = next(iter(str(error).splitlines()), "")
         choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
         text = f'{work.region.name} runs as "{chosen}", which was compared with nothing: {choice.reason}'
-        warnings.warn(text, FusepassWarning, stacklevel=2)
+        warn(text)
     settle(work, choice)
 
 
@@ -227,7 +226,7 @@ def _untimed() -> str | None:
 
 
 def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> Choice:
-    """What a trial says; kept on disk unless it is undecided."""
+    """What a trial says; kept on disk unless it is undecided or was disturbed."""
     calls: dict[str, Callable[..., Any]] = {name: region.run for name, region in regions.items()}
     key = _key(work)
     if key is None:
@@ -238,7 +237,7 @@ def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> 
             assert work.choice is not None
             return work.choice
         choice = _measured(work, calls, effort)
-        if choice.reason == _untimed() or choice.leaves_eager:
+        if not choice.disturbed and (choice.reason == _untimed() or choice.leaves_eager):
             choices.store(key, _record(work, choice, effort))
     return choice
 

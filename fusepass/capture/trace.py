@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from fusepass.capture.shim import Shim, clean_metadata
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.config import current
-from fusepass.errors import CaptureError, FusepassWarning
+from fusepass.errors import CaptureError, warn
 from fusepass.guards.pystate import hooked_module
 from fusepass.guards.tensors import LiveTensors, Slot
 from fusepass.patterns.effects import is_random
@@ -200,7 +199,7 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
                 error.add_note(_OF_RECORDING)
                 raise
             text = f"{type(shim.model).__name__} is captured by PyTorch's export, which takes longer: recording it failed with "
-            warnings.warn(text + _one_line(error), FusepassWarning, stacklevel=2)
+            warn(text + _one_line(error))
     clean_metadata(finished.graph.graph)
     assert shim.outputs is not None, "the model has run"
     return Captured(

@@ -1,8 +1,9 @@
-"""The command line: ``python -m fusepass explain | profile | doctor | cache``."""
+"""The command line: ``python -m fusepass explain | profile | compare | check | extract | doctor | cache``."""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import re
 import sys
@@ -12,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 import fusepass
-from fusepass.cli import doctor
-from fusepass.cli.model import Call, InputSpec, UsageError, attempt, load_call
+from fusepass.cli import compare, doctor, tools
+from fusepass.cli.arguments import add_call, add_options, call_of, options_of
+from fusepass.cli.compare import step
+from fusepass.cli.model import Call, UsageError, attempt
 from fusepass.codegen import cache, cache_folders, choices
-from fusepass.config import current
+from fusepass.config import current, override
 from fusepass.report.report import Report, SourceFile
 from fusepass.report.table import Column, human_bytes, table, terminal_width
 
@@ -80,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands.add_parser("explain", help="show what of a model fuses, what does not, and why"))
     _add_profile(commands.add_parser("profile", help="show where the time of a call goes, beside the device's limits"))
+    compare.add(commands.add_parser("compare", help="time eager, torch.compile and fusepass side by side"))
+    tools.add_check(commands.add_parser("check", help="show how far each region is from float64, beside eager"))
+    tools.add_extract(commands.add_parser("extract", help="write a region as a program that builds and times itself"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
@@ -95,33 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_call(parser: argparse.ArgumentParser) -> None:
-    """What names a model and its inputs."""
-    parser.add_argument(
-        "target",
-        metavar="MODULE:CALLABLE",
-        help="an nn.Module, or what gives one, or a (model, inputs) pair, when called without arguments",
-    )
-    parser.add_argument(
-        "--input",
-        dest="inputs",
-        action="append",
-        default=[],
-        type=InputSpec.parse,
-        metavar="SIZE,...[:DTYPE]",
-        help="shape of the next input, such as 2,3,8,8 or 4,16:int64; repeat it for several",
-    )
-    parser.add_argument("--device", help="where to run, such as cpu or cuda:0")
-
-
-def _call(arguments: argparse.Namespace) -> Call:
-    name = arguments.device
-    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
-    return load_call(arguments.target, arguments.inputs, device)
-
-
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    _add_call(parser)
+    add_call(parser)
+    add_options(parser, train=True)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     output.add_argument("--show-sources", action="store_true", help="print the generated sources too")
@@ -130,8 +110,8 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    call = _call(arguments)
-    report = attempt(f"explaining {arguments.target}", lambda: fusepass.explain(call.model, *call.args, **call.kwargs))
+    call = call_of(arguments)
+    report = attempt(f"explaining {arguments.target}", lambda: _report(call, arguments))
     print(report.to_json() if arguments.json else report)
     if arguments.show_sources:
         for path, source in _sources(report):
@@ -141,8 +121,20 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _report(call: Call, arguments: argparse.Namespace) -> Report:
+    """What fuses in a call without gradients, or in a step of training of a copy of the model."""
+    options = options_of(arguments)
+    if not arguments.train:
+        with override(**options):
+            return fusepass.explain(call.model, *call.args, **call.kwargs)
+    optimised = fusepass.optimize(copy.deepcopy(call.model), **options)
+    step(optimised, call)
+    return optimised.report()
+
+
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    _add_call(parser)
+    add_call(parser)
+    add_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write one page that shows the graph before and after"
@@ -151,8 +143,8 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    call = _call(arguments)
-    optimised = fusepass.optimize(call.model)
+    call = call_of(arguments)
+    optimised = fusepass.optimize(call.model, **options_of(arguments))
     profile = attempt(f"profiling {arguments.target}", lambda: optimised.profile(*call.args, **call.kwargs))
     if arguments.html is not None:
         attempt("writing the page", lambda: profile.save_html(arguments.html))

@@ -1,4 +1,4 @@
-"""The model and the inputs that a command line names: ``module:attribute`` and ``2,3,8,8:float32``."""
+"""The model and the inputs that a command line names: ``module:attribute`` and ``mask=2,3,8,8:float32``."""
 
 from __future__ import annotations
 
@@ -24,32 +24,50 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Shape and type of one input tensor."""
+    """Shape and type of one input tensor; the type is None where none is named, the name empty where it is passed by position."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None = None
+    name: str = ""
 
     @classmethod
     def parse(cls, text: str) -> InputSpec:
-        """The spec that `text` describes: sizes, then optionally ``:dtype``; no sizes make a 0-dim tensor.
+        """The spec that `text` describes: optionally ``name=``, then sizes, then optionally ``:dtype``; no sizes make a 0-dim tensor.
 
         Raises:
             UsageError: a size is not a whole number of at least 0, or the type is not one of torch's.
         """
-        sizes, _, name = text.partition(":")
-        dtype = getattr(torch, name or "float32", None)
-        if not isinstance(dtype, torch.dtype):
-            raise UsageError(f"input {text!r}: {name!r} is not a torch dtype such as float32")
+        before, equals, rest = text.rpartition("=")
+        if equals and not before.isidentifier():
+            raise UsageError(f"input {text!r}: {before!r} is not the name of an argument")
+        sizes, _, name = rest.partition(":")
         numbers = [size.strip() for size in sizes.split(",")] if sizes else []
         if not all(number.isdecimal() for number in numbers):
-            raise UsageError(f"input {text!r} is not SIZE,SIZE,...[:DTYPE], such as 2,3,8,8:float32")
-        return cls(tuple(map(int, numbers)), dtype)
+            raise UsageError(f"input {text!r} is not [NAME=]SIZE,SIZE,...[:DTYPE], such as 2,3,8,8:float32")
+        try:
+            dtype = dtype_of(name) if name else None
+        except UsageError as error:
+            raise UsageError(f"input {text!r}: {error}") from None
+        return cls(tuple(map(int, numbers)), dtype, before)
 
-    def tensor(self, device: torch.device) -> torch.Tensor:
+    def tensor(self, device: torch.device, default: torch.dtype = torch.float32) -> torch.Tensor:
         """The same values each time: uniform in [0, 1) for float types, else zeros (valid indices)."""
-        if not (self.dtype.is_floating_point or self.dtype.is_complex):
-            return torch.zeros(self.shape, dtype=self.dtype, device=device)
-        return torch.rand(self.shape, generator=torch.Generator().manual_seed(0)).to(device, self.dtype)
+        dtype = self.dtype or default
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return torch.zeros(self.shape, dtype=dtype, device=device)
+        return torch.rand(self.shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type of that name.
+
+    Raises:
+        UsageError: torch has none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"{name!r} is not a torch dtype such as float32")
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -60,10 +78,14 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def to(self, device: torch.device) -> Call:
-        """The same with every tensor on `device`; the model itself is moved."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (self.args, self.kwargs))
-        return Call(self.model.to(device), args, kwargs)
+    def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Call:
+        """The same with every tensor on `device`, and those of floating point with `dtype`; the model itself is changed."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+        args, kwargs = pytree.tree_map_only(torch.Tensor, moved, (self.args, self.kwargs))
+        return Call(self.model.to(device, dtype), args, kwargs)
 
     @property
     def device(self) -> torch.device:
@@ -72,8 +94,10 @@ class Call:
         return tensors[0].device if tensors else torch.device("cpu")
 
 
-def load_call(target: str, specs: Sequence[InputSpec], device: torch.device | None) -> Call:
-    """The model that `target` names with its inputs, on `device` where one is given.
+def load_call(
+    target: str, specs: Sequence[InputSpec], device: torch.device | None, dtype: torch.dtype | None = None
+) -> Call:
+    """The model that `target` names with its inputs, on `device` and in floating-point type `dtype` where these are given.
 
     `target` is ``module:attribute``: a module, a module class without arguments, or a function without
     arguments that gives a model or a (model, inputs) pair, its inputs as `fusepass.optimize` takes them: a tuple
@@ -84,11 +108,14 @@ def load_call(target: str, specs: Sequence[InputSpec], device: torch.device | No
         UsageError: there is no such attribute, it gives no model, or the inputs do not fit ``forward``.
     """
     call = _call(target, _find(target))
-    if device is not None:
-        call = attempt(f"moving {target} to {device}", lambda: call.to(device))
+    if device is not None or dtype is not None:
+        where = " as ".join(str(each) for each in (device, dtype) if each is not None)
+        call = attempt(f"moving {target} to {where}", lambda: call.to(device, dtype))
     if specs:
-        inputs = attempt("making the inputs", lambda: tuple(spec.tensor(device or call.device) for spec in specs))
-        call = Call(call.model, inputs)
+        where_to, default = device or call.device, dtype or torch.float32
+        inputs = attempt("making the inputs", lambda: [spec.tensor(where_to, default) for spec in specs])
+        named = {spec.name: value for spec, value in zip(specs, inputs, strict=True) if spec.name}
+        call = Call(call.model, tuple(v for s, v in zip(specs, inputs, strict=True) if not s.name), named)
     _check(target, call)
     return call
 
@@ -139,5 +166,5 @@ def _check(target: str, call: Call) -> None:
         count = len(call.args) + len(call.kwargs)
         given = "1 input" if count == 1 else f"{count} inputs"
         raise UsageError(
-            f"forward() of {target} does not take {given}: {error}; give them with --input SIZE,...[:DTYPE]"
+            f"forward() of {target} does not take {given}: {error}; give them with --input [NAME=]SIZE,...[:DTYPE]"
         ) from error

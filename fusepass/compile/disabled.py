@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from difflib import get_close_matches
 
 from fusepass.codegen.generate import TEAMS
 from fusepass.config import ALL, current
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION
@@ -25,4 +24,4 @@ def warn_of_unknown_names() -> None:
         _told.add(name)
         near = get_close_matches(name, known, n=1)
         hint = f"; the nearest name is {near[0]!r}" if near else "; docs/algebra.md lists the rules"
-        warnings.warn(f"{name!r} is disabled, but no rule or pattern is called so{hint}", FusepassWarning, stacklevel=2)
+        warn(f"{name!r} is disabled, but no rule or pattern is called so{hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,6 +45,8 @@ from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.operators import shorten
 from fusepass.runtime.ops import register
 from fusepass.runtime.region import FusedRegion
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ def compile_graph(
         for made in (direct, *(work.graph for work in works)):
             keep_code(made)
     report = summary(name, graph, parts, works, applications, clock.seconds)
+    _log_report(report)
 
     @functools.cache
     def spliced() -> fx.GraphModule:
@@ -186,6 +190,20 @@ def compile_graph(
     fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
     return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
+
+
+def _log_report(report: Report) -> None:
+    """Tell loggers what became of a graph, and of its parts where they want to know."""
+    fused = sum(region.state is RegionState.FUSED for region in report.regions)
+    seconds = sum(taken for _, taken in report.seconds)
+    words = "%s: %d of %d operators in %d fused regions of %d, compiled in %.2f s"
+    _log.info(words, report.model, report.ops_fused, report.ops_total, fused, len(report.regions), seconds)
+    if _log.isEnabledFor(logging.DEBUG):
+        for region in report.regions:
+            why = region.reason or region.choice or "nothing was to be chosen"
+            _log.debug("%s: %s is %s: %s", report.model, region.name, region.state, why)
+        for refused in report.refusals:
+            _log.debug("%s: %s (%s) is not fused: %s", report.model, refused.node, refused.target, refused.reason)
 
 
 def _fused(

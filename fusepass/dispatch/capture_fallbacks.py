@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from fusepass.dispatch.capture_fallback import (
     Route,
     Untouched,
 )
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 from fusepass.guards.edits import Code
 from fusepass.report.records import RefusalReport
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -159,7 +158,7 @@ class CaptureFallbacks:
         if text in self._refusals:
             return
         self._refusals[text] = RefusalReport(self._name, step, reason)
-        warnings.warn(f"{self._name} is not captured whole ({text})", FusepassWarning, stacklevel=3)
+        warn(f"{self._name} is not captured whole ({text})")
 
     def _found(self, failure: CaptureFailure, config: Config) -> Route:
         if failure.only_children or not self._dynamo_allowed or (self._code and self._code.calls_patched):

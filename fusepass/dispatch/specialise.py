@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from fusepass.structure import Template
 
 if TYPE_CHECKING:
     from fusepass.profiling.profile import Profile
+_log = logging.getLogger(__name__)
 _MOST_CONDITIONAL = 4
 """Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
 
@@ -345,7 +347,9 @@ class Specialiser:
             captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
         seconds = time.perf_counter() - start
         if isinstance(captured, CaptureFailure):
+            _log.info("%s: not captured: %s", self._name, captured.reason)
             return captured
+        _log.info("%s: captured for %s in %.2f s", self._name, _kinds(tensors), seconds)
         with override(**self._options) as config:
             try:
                 compiled = compile_graph(
@@ -370,6 +374,11 @@ class Specialiser:
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
         self._capture_fallbacks.refuse(step, reason)
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> str:
+    """Types and shapes in words."""
+    return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
 
 
 def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -110,6 +111,14 @@ class Reference:
         self._operators, self._wide, self._inputs, self._tolerances = operators, wide, inputs, tolerances
         self.expected = as_tuple(operators(*inputs))
 
+    @cached_property
+    def truth(self) -> tuple[Tensor, ...] | None:
+        """The results in float64; None where there are none."""
+        try:
+            return None if self._wide is None else as_tuple(self._wide(*map(_widened, self._inputs)))
+        except RuntimeError:  # some operators take halves only, and memory may be short
+            return None
+
     def judge(self, results: Any) -> Agreement | None:
         """The verdict on what generated code gave for the same inputs; None where `by_policy` has to give it."""
         actual = as_tuple(results)
@@ -122,11 +131,7 @@ class Reference:
 
     def by_policy(self, results: Any) -> Agreement:
         """The verdict on results that are further apart than rounding explains."""
-        actual = as_tuple(results)
-        try:
-            truth = None if self._wide is None else as_tuple(self._wide(*map(_widened, self._inputs)))
-        except RuntimeError:  # some operators take halves only, and memory may be short
-            truth = None
+        actual, truth = as_tuple(results), self.truth
         if truth is None:
             judged = list(zip(actual, self.expected, self._tolerances, strict=True))
             worst = _best([_near(*each) for each in judged])

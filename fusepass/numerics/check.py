@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusepass.numerics.comparison import Comparison, compare
 
-__all__ = ["Comparison", "check", "compare", "exact", "in_float64", "nudged", "observe", "reference"]
+__all__ = [
+    "Comparison",
+    "check",
+    "compare",
+    "exact",
+    "in_float64",
+    "nudged",
+    "nudged_results",
+    "observe",
+    "reference",
+    "settled",
+]
 
 _NUDGED_RUNS = 3
 
@@ -33,16 +44,28 @@ def check(model: nn.Module, candidate: Callable[..., Any], inputs: Sequence[Any]
     oracle = exact(model, inputs)
     actual = observe(candidate, inputs, state=model)
     comparison = compare(actual, observe(copy.deepcopy(model), inputs), oracle)
-    for seed in range(_NUDGED_RUNS):
+    return settled(comparison, actual, nudged_results(model, inputs, observe), oracle)
+
+
+def settled(comparison: Comparison, actual: Any, others: Iterable[Any], oracle: Any) -> Comparison:
+    """`comparison` with what it rejects held to `others` as well: results of eager for inputs that differ by one rounding."""
+    for other in others if not comparison.ok else ():
+        leaves = zip(comparison.leaves, compare(actual, other, oracle).leaves, strict=True)
+        comparison = Comparison(tuple(again if leaf.problem and not again.problem else leaf for leaf, again in leaves))
         if comparison.ok:
             break
+    return comparison
+
+
+def nudged_results(
+    model: nn.Module, inputs: Sequence[Any], results: Callable[[nn.Module, Sequence[Any]], Any]
+) -> Iterator[Any]:
+    """What `results` gives for copies of both in which every floating-point number, and what is cast to fewer digits, is one rounding off."""
+    for seed in range(_NUDGED_RUNS):
         generator = torch.Generator().manual_seed(seed)
         others = _nudged(model, inputs, generator)
         with _NudgedCasts(generator):
-            nudged = compare(actual, observe(*others), oracle)
-        leaves = zip(comparison.leaves, nudged.leaves, strict=True)
-        comparison = Comparison(tuple(other if leaf.problem and not other.problem else leaf for leaf, other in leaves))
-    return comparison
+            yield results(*others)
 
 
 class _NudgedCasts(TorchDispatchMode):

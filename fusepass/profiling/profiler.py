@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -24,16 +22,13 @@ from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.region import Region
 from fusepass.patterns.traffic import nbytes
 from fusepass.profiling.profile import OpTime, Profile, Step
+from fusepass.profiling.walk import Item, Run, Values, given, last_reads, node_run, nodes_of
 from fusepass.report.report import RegionReport, RegionState, SourceFile
 
 _SECONDS = 1.0  # for the rounds of a profile, each way
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 30
 _COPY_BYTES = 1 << 26
 _PRODUCT_SIZE = {"cpu": 1024, "cuda": 4096}
-
-_Item = fx.Node | Region
-_Values = dict[fx.Node, Any]
-_Run = Callable[[_Values], None]
 
 
 @dataclass(frozen=True)
@@ -56,16 +51,15 @@ def profile(compiled: CompiledGraph, arguments: Sequence[torch.Tensor], written:
     graph = compiled.before.graph
     works = {work.region: work for work in compiled.works}
     items = execution_order(graph, list(works))
-    flat = [node for item in items for node in _nodes(item)]
+    flat = [node for item in items for node in nodes_of(item)]
     device = arguments[0].device if arguments else torch.device(compiled.report.device)
-    own = [tensor.clone() if i in written else tensor for i, tensor in enumerate(arguments)]
-    given = dict(zip(graph.find_nodes(op="placeholder"), own, strict=True))
-    alone = {node: _node_run(node, compiled.before) for node in flat}
+    values = given(graph, arguments, written)
+    alone = {node: node_run(node, compiled.before) for node in flat}
     before = _Way({node: alone[node] for node in flat})
     after = _Way({i: _region_run(works[i]) if isinstance(i, Region) else alone[i] for i in items})
     with measure.as_compiled_code_runs(device), torch.random.fork_rng([device] if device.type == "cuda" else []):
         clock = measure.clock(device)
-        _measured((before, after), given, clock)
+        _measured((before, after), values, clock)
         flops = {node: _flops(node) for node in flat}
         limits = _limits(device, clock, next((node for node in flat if flops[node]), None))
     reports = dict(zip((work.region for work in compiled.works), compiled.report.regions, strict=True))
@@ -74,26 +68,11 @@ def profile(compiled: CompiledGraph, arguments: Sequence[torch.Tensor], written:
     return Profile(compiled.report.model, str(device), limits.bandwidth, limits.source, limits.flop_rate, made)
 
 
-def _node_run(node: fx.Node, owner: fx.GraphModule) -> _Run:
-    """What computes a node from the values so far."""
-    if node.op in ("placeholder", "output"):
-        return lambda values: None
-    if node.op == "get_attr":
-        constant = operator.attrgetter(str(node.target))(owner)
-        return lambda values: values.__setitem__(node, constant)
-
-    def run(values: _Values) -> None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-
-    return run
-
-
-def _region_run(work: Work) -> _Run:
+def _region_run(work: Work) -> Run:
     """What computes a region's outputs, as the optimised model does."""
     call, arguments, outputs = work.call or work.original(), work.arguments, work.region.outputs
 
-    def run(values: _Values) -> None:
+    def run(values: Values) -> None:
         result = call(*(values[node] for node in arguments))
         values.update(zip(outputs, result if len(outputs) > 1 else (result,), strict=True))
 
@@ -103,19 +82,14 @@ def _region_run(work: Work) -> _Run:
 class _Way:
     """One way to run the graph, as items in order: its operators, or regions and the other operators."""
 
-    def __init__(self, runs: Mapping[_Item, _Run]) -> None:
+    def __init__(self, runs: Mapping[Item, Run]) -> None:
         self._runs = runs
-        self._samples: dict[_Item, list[float]] = {item: [] for item in runs if _is_step(item)}
-        place = {node: number for number, item in enumerate(runs) for node in _nodes(item)}
-        self._last_read: dict[int, list[fx.Node]] = {}
-        for number, item in enumerate(runs):
-            for node in item.outputs if isinstance(item, Region) else (item,):
-                last = max((place[user] for user in node.users), default=number)
-                self._last_read.setdefault(last, []).append(node)
+        self._samples: dict[Item, list[float]] = {item: [] for item in runs if _is_step(item)}
+        self._last_read = last_reads(list(runs))
 
     def go(self, given: Mapping[fx.Node, torch.Tensor], clock: measure.Clock, *, keep: bool) -> None:
         """One round; values are dropped once nobody reads them any more."""
-        values: _Values = dict(given)
+        values: Values = dict(given)
         for number, (item, run) in enumerate(self._runs.items()):
             bound = partial(run, values)
             if item not in self._samples:
@@ -127,7 +101,7 @@ class _Way:
             for node in self._last_read.get(number, ()):
                 values.pop(node, None)
 
-    def seconds(self) -> dict[_Item, float]:
+    def seconds(self) -> dict[Item, float]:
         """Typical seconds of each step."""
         return {item: measure.typical(taken) for item, taken in self._samples.items()}
 
@@ -144,10 +118,6 @@ def _measured(ways: Sequence[_Way], given: Mapping[fx.Node, torch.Tensor], clock
             way.go(given, clock, keep=True)
 
 
-def _nodes(item: _Item) -> tuple[fx.Node, ...]:
-    return item.nodes if isinstance(item, Region) else (item,)
-
-
 def _is_step(item: fx.Node | Region) -> bool:
     """Whether `item` does work: no input, no view, no part of another's result."""
     return isinstance(item, Region) or (isinstance(item.target, OpOverload) and not is_view(item.target))
@@ -160,8 +130,8 @@ class _Steps:
         self,
         reports: Mapping[Region, RegionReport],
         limits: _Limits,
-        before: Mapping[_Item, float],
-        after: Mapping[_Item, float],
+        before: Mapping[Item, float],
+        after: Mapping[Item, float],
         flops: Mapping[fx.Node, int],
     ) -> None:
         self._reports = reports
@@ -171,9 +141,9 @@ class _Steps:
         self._flops = flops
         self._step_of: dict[fx.Node, str] = {}
 
-    def make(self, item: _Item) -> Step:
+    def make(self, item: Item) -> Step:
         """The step of a region or an operator."""
-        nodes = _nodes(item)
+        nodes = nodes_of(item)
         inside = frozenset(nodes)
         producers = [_producer(source) for node in nodes for source in node.all_input_nodes if source not in inside]
         inputs = dict.fromkeys(self._step_of[node] for node in producers if node in self._step_of)
@@ -197,7 +167,7 @@ class _Steps:
             choice=choice,
         )
 
-    def _told(self, item: _Item) -> tuple[int, int, str, tuple[SourceFile, ...], str]:
+    def _told(self, item: Item) -> tuple[int, int, str, tuple[SourceFile, ...], str]:
         """Bytes moved and saved, kind, sources, and what was chosen."""
         if isinstance(item, fx.Node):
             return _bytes_alone(item), 0, "operator", (), ""
@@ -244,12 +214,12 @@ def _limits(device: torch.device, clock: measure.Clock, product: fx.Node | None)
     if device.type == "cuda":
         return _Limits(device_facts(device).bandwidth, "from the memory's clock and width", rate)
     source, target = torch.ones(2, _COPY_BYTES, dtype=torch.uint8)
-    samples = measure.in_turn({"copy": lambda: target.copy_(source)}, clock, 0.2, least=5, most=30)
+    samples = measure.in_turn({"copy": lambda: target.copy_(source)}, clock, 0.2, least=5, most=30).samples
     return _Limits(2 * _COPY_BYTES / measure.typical(samples["copy"]), "measured", rate)
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype, clock: measure.Clock) -> float:
     size = _PRODUCT_SIZE[device.type]
     a, b = torch.ones(2, size, size, dtype=dtype, device=device)
-    samples = measure.in_turn({"product": lambda: a @ b}, clock, 0.2, least=5, most=30)
+    samples = measure.in_turn({"product": lambda: a @ b}, clock, 0.2, least=5, most=30).samples
     return 2.0 * size**3 / measure.typical(samples["product"])

@@ -25,6 +25,7 @@ class Choice:
         interval: bounds within which `speedup` lies by all rounds; zeros where nothing was measured.
         check: what came of comparing results with the operators', in words; None where they were not compared.
         dropped: candidates that may not be used, by name, and why: above all those with other results.
+        disturbed: whether other work on the machine kept interrupting the trial; such a choice is not kept on disk.
     """
 
     chosen: str = GENERATED
@@ -35,6 +36,7 @@ class Choice:
     interval: tuple[float, float] = (0.0, 0.0)
     check: str | None = None
     dropped: tuple[tuple[str, str], ...] = ()
+    disturbed: bool = False
 
     @property
     def leaves_eager(self) -> bool:
@@ -60,7 +62,8 @@ class Choice:
         doubt = f"undecided, {self.reason}; " if self.reason else ""
         bounds = " ({:.2f} to {:.2f})".format(*self.interval) if self.interval[1] else ""
         speed = f"generated code runs at {self.speedup:.2f}x eager in the median round{bounds}"
-        return f'{left}chosen "{self.chosen}": {doubt}{speed}, {how} (lower quartiles: {times})'
+        busy = " while other work interrupted it, so for this process only" if self.disturbed else ""
+        return f'{left}chosen "{self.chosen}": {doubt}{speed}, {how}{busy} (lower quartiles: {times})'
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Choice:

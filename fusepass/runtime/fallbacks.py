@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class FallbackCounter:
             return
         advice = "; `python -m fusepass doctor` examines the tool chain" if toolchain else ""
         text = f"{where} runs as {instead}: {reason}{advice}"
-        warnings.warn(text, FusepassWarning, stacklevel=2)
+        warn(text)
 
     def follow(self, where: str, reason: str, read: Callable[[], int]) -> None:
         """`read` gives how many more calls of `where` were counted elsewhere, for a `reason` that was told before."""

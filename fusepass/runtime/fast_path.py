@@ -41,9 +41,9 @@ _ENTRY = "fp_calls"
 _TEXT = f"""// {sysconfig.get_config_var("SOABI")}
 #include "fp_calls.hpp"
 
-extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr)
+extern "C" PyObject* {_ENTRY}(PyObject* missed, PyObject* data_ptr, PyObject* profiler)
 {{
-    return fp::types(missed, data_ptr);
+    return fp::types(missed, data_ptr, profiler);
 }}
 """
 _SOURCE = Source(
@@ -119,8 +119,8 @@ def _load(library: Path) -> None:
     except (OSError, AttributeError):
         _given_up = True
         return
-    entry.argtypes, entry.restype = (ctypes.py_object, ctypes.py_object), ctypes.py_object
-    _types = Types(*entry(MISSED, torch.Tensor.data_ptr))
+    entry.argtypes, entry.restype = (ctypes.py_object,) * 3, ctypes.py_object
+    _types = Types(*entry(MISSED, torch.Tensor.data_ptr, vars(torch.autograd.profiler)))
 
 
 def types() -> Types | None:

@@ -34,6 +34,7 @@ _VECTOR = 16  # widest access of a kernel, in bytes
 _allocators: Any = torch._C._dynamo.guards
 _increment_version: Any = torch._C._increment_version
 """Takes tensors, and tells autograd that they were written; `torch.autograd.graph.increment_version` without its checks."""
+_RecordFunction: Any = torch._C._profiler._RecordFunctionFast  # a context that profilers see by its name
 _EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
 """As `torch.empty_strided`, on the current device and without the dispatcher."""
 
@@ -175,6 +176,18 @@ class FusedRegion:
         source = self.generated.source
         if source.replay is not None:
             self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
+
+    @property
+    def entry(self) -> Callable[..., int]:
+        """The library's function: takes pointers, numbers unless there are none, and the stream."""
+        return self._entry.call
+
+    def with_entry(self, entry: Callable[..., int]) -> Callable[..., Result]:
+        """What does as the call, with `entry` in place of the library's function."""
+        scope = {**self._scope, "entry": entry}
+        exec(compile(self._source, f"<fusepass {self.name}>", "exec"), scope)
+        run: Callable[..., Result] = scope["run"]
+        return run
 
     def launcher(self, *, always_tuple: bool = False) -> Callable[..., Any]:
         """What does as `run` without Python, where that can be; `always_tuple` for one tensor, too."""
@@ -335,9 +348,14 @@ def _launcher(
     body.append(f"return {', '.join(names[name] for name in given)}")
     if region.generated.source.target is Target.CUDA:
         scope |= {"current_device": torch._C._cuda_getDevice, "on_device": torch.cuda.device}
-        again = f"    with on_device(index): return run({', '.join(arguments)})"
+        again = f"    with on_device(index): return run({', '.join([*arguments, 'unseen=unseen'])})"
         body = ["if current_device() != index:", again, *body]
-    lines = [f"def run({', '.join(arguments)}):", *(f"    {line}" for line in body)]
+    seen = [
+        "if profiler._is_profiler_enabled and not unseen:",
+        f"    with record(name): return run({', '.join(arguments)}, unseen=True)",
+    ]
+    scope |= {"profiler": torch.autograd.profiler, "record": _RecordFunction, "name": region.name}
+    lines = [f"def run({', '.join([*arguments, 'unseen=False'])}):", *(f"    {line}" for line in [*seen, *body])]
     return "\n".join(lines) + "\n", scope
 
 

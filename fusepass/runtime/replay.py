@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from fusepass.errors import FusepassWarning
+from fusepass.errors import warn
 from fusepass.garbage import collector_paused
 from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
 from fusepass.runtime.replayable import overlaps
@@ -244,7 +243,7 @@ class Replay:
         self._reason = reason
         self._captured.clear()
         if self._asked:
-            warnings.warn(f"{self._name} runs without a CUDA graph: {reason}", FusepassWarning, stacklevel=5)
+            warn(f"{self._name} runs without a CUDA graph: {reason}")
 
     def _capture(self, fixed: tuple[int, ...], arguments: Tensors) -> _Captured:
         key = self._key(fixed, arguments)

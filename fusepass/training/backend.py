@@ -35,6 +35,7 @@ from fusepass.training.attention import with_attention
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
+from fusepass.training.replayed import replayed
 
 Observer = Callable[[CompiledGraph], None]
 
@@ -52,17 +53,15 @@ def fusepass_backend(
         graph: the graph, as Dynamo traced it.
         example_inputs: fake tensors and, where shapes are dynamic, symbolic numbers.
         options: options of `fusepass.config.Config`, by name.
-        mode: ``"max-autotune-no-cudagraphs"`` stands for the option ``tune="max"``.
+        mode: as Inductor's: ``"max-autotune"`` stands for the options ``tune="max"`` and ``cuda_graphs=True``,
+            ``"max-autotune-no-cudagraphs"`` and ``"reduce-overhead"`` for one of them.
 
     Raises:
         TypeError: an option is unknown.
         ValueError: an option is out of range, or there is no such mode.
     """
     if mode not in _MODES:
-        names = ", ".join(_MODES)
-        raise ValueError(
-            f"mode is {mode!r}; allowed is one of {names}; fusepass.optimize(model, cuda_graphs=True) replays graphs"
-        )
+        raise ValueError(f"mode is {mode!r}; allowed is one of {', '.join(_MODES)}")
     return Backend(_named(graph), {**_MODES[mode], **(options or {})})(graph, example_inputs)
 
 
@@ -76,7 +75,12 @@ def _named(graph: fx.GraphModule) -> str:
     return "graph"
 
 
-_MODES: Mapping[str, Mapping[str, Any]] = {"default": {}, "max-autotune-no-cudagraphs": {"tune": "max"}}
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"tune": "max", "cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"tune": "max"},
+}
 
 
 class Backend:
@@ -116,6 +120,7 @@ class Backend:
             try:
                 compiler = aot_autograd(
                     fw_compiler=partial(self._compile_forward, applied=applied),
+                    inference_compiler=partial(self._compile_forward, applied=applied, inference=True),
                     bw_compiler=partial(self._compile, backward=True),
                     partition_fn=partition_joint,
                     decompositions=DECOMPOSITIONS,
@@ -139,9 +144,13 @@ class Backend:
         return run
 
     def _compile_forward(
-        self, graph: fx.GraphModule, example_inputs: Sequence[Any], applied: Sequence[Application]
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        applied: Sequence[Application],
+        inference: bool = False,
     ) -> Callable[..., Any]:
-        """A graph of forward, in which rules have been `applied`.
+        """A graph of forward, in which rules have been `applied`; where no gradients follow, it is `inference`.
 
         Raises:
             _Mistraced: it is not what forward does.
@@ -150,7 +159,7 @@ class Backend:
             raise _Mistraced(LOST_WRITE)
         if keeps_dimensions(graph.graph):
             raise _Mistraced(WRONG_SHAPE)
-        return _without_views(self._compile(graph, example_inputs, applied))
+        return _without_views(self._compile(graph, example_inputs, applied, inference=inference))
 
     def _compile(
         self,
@@ -159,6 +168,7 @@ class Backend:
         applied: Sequence[Application] = (),
         *,
         backward: bool = False,
+        inference: bool = False,
     ) -> Callable[..., Any]:
         """Forward, backward and inference graphs alike; AOTAutograd may ask for the backward one much later."""
         context = TracingContext.try_get()
@@ -169,10 +179,14 @@ class Backend:
             return make_boxed_func(self._plain(graph, _reason(unbacked)))
         specialise = partial(self.specialise, applied=applied, backward=backward)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
-            limit = config.max_signatures
+            limit, replays = config.max_signatures, config.cuda_graphs and inference
+        static = context.fw_metadata.static_input_indices if replays and context and context.fw_metadata else ()
         unfused = _Unfused(graph, partial(self._fallbacks.count, self._name))
         per_shape = _PerShape(graph, specialise, limit, unfused)
-        return per_shape if _is_symbolic(graph) else _AsTraced(graph, specialise, per_shape)
+        if _is_symbolic(graph):
+            return per_shape
+        replay = partial(replayed, static=static, name=self._name) if replays else None
+        return _AsTraced(graph, specialise, per_shape, replay)
 
     def specialise(
         self,
@@ -271,13 +285,18 @@ class _AsTraced:
     """
 
     def __init__(
-        self, graph: fx.GraphModule, specialise: Callable[[fx.GraphModule], CompiledGraph], per_shape: _PerShape
+        self,
+        graph: fx.GraphModule,
+        specialise: Callable[[fx.GraphModule], CompiledGraph],
+        per_shape: _PerShape,
+        replay: Callable[[CompiledGraph], Callable[[list[Any]], Any]] | None = None,
     ) -> None:
         self._boxed_call = True  # to AOTAutograd
         self._unfused = per_shape.unfused
         self._dtypes = [_dtype(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder")]
         self._per_shape = per_shape
-        self._run: Callable[[list[Any]], Any] = specialise(graph).call
+        compiled = specialise(graph)
+        self._run: Callable[[list[Any]], Any] = compiled.call if replay is None else replay(compiled)
         self._compared = False
 
     def __call__(self, arguments: list[Any]) -> Any:

@@ -134,9 +134,11 @@ inline PyType_Spec door_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE, door_slots,
 };
 
-// What Python gets: the types, for `missed_` and `torch.Tensor.data_ptr`.
-inline PyObject* types(PyObject* missed_, PyObject* data_ptr) {
+// What Python gets: the types, for `missed_`, `torch.Tensor.data_ptr` and the dict of torch.autograd.profiler.
+inline PyObject* types(PyObject* missed_, PyObject* data_ptr, PyObject* profiler) {
     missed = Py_NewRef(missed_);
+    profiler_names = Py_NewRef(profiler);
+    profiling_name = PyUnicode_InternFromString("_is_profiler_enabled");
     forward_name = PyUnicode_InternFromString("forward");
     requires_grad_name = PyUnicode_InternFromString("requires_grad");
     dataclass_name = PyUnicode_InternFromString("__dataclass_fields__");
@@ -146,7 +148,7 @@ inline PyObject* types(PyObject* missed_, PyObject* data_ptr) {
     PyObject* const door = PyType_FromSpec(&door_spec);
     PyObject* const code = PyType_FromSpec(&code_spec);
     PyObject* const recording = PyType_FromSpec(&recording_spec);
-    for (PyObject* made : {forward_name, requires_grad_name, dataclass_name, launcher, call, door, code, recording}) {
+    for (PyObject* made : {profiling_name, forward_name, requires_grad_name, dataclass_name, launcher, call, door, code, recording}) {
         if (made == nullptr) return nullptr;
     }
     launcher_type = reinterpret_cast<PyTypeObject*>(launcher);

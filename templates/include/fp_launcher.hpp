@@ -17,6 +17,12 @@ constexpr std::intptr_t alignment = 16;  // of what kernels read
 
 inline PyObject* data_ptr_method = nullptr;  // torch.Tensor.data_ptr
 
+inline PyObject* profiler_names = nullptr;  // the dict of torch.autograd.profiler
+inline PyObject* profiling_name = nullptr;
+
+// Whether a profiler runs, which is to see regions by name.
+inline bool is_profiled() { return PyDict_GetItemWithError(profiler_names, profiling_name) == Py_True; }
+
 // Where `tensor` lies; -1 with an exception set where it cannot tell.
 inline std::intptr_t address(PyObject* tensor) {
     PyObject* const number = PyObject_Vectorcall(data_ptr_method, &tensor, 1, nullptr);
@@ -111,7 +117,7 @@ inline bool tell_written(const Launcher* it, PyObject* const* arguments) {
 inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
     Launcher* const it = reinterpret_cast<Launcher*>(self);
     const auto plainly = [&] { return PyObject_Vectorcall(it->plain, arguments, flags, names); };
-    if (names != nullptr || PyVectorcall_NARGS(flags) != it->inputs) return plainly();
+    if (names != nullptr || PyVectorcall_NARGS(flags) != it->inputs || is_profiled()) return plainly();
     if (it->current != Py_None) {
         PyObject* const current = PyObject_CallNoArgs(it->current);
         if (current == nullptr) return nullptr;

@@ -139,8 +139,8 @@ def test_modes_of_torch_compile(x: Tensor) -> None:
         compiled = torch.compile(model, backend="fusepass", mode="max-autotune-no-cudagraphs", options=None)
         torch.testing.assert_close(compiled(x), model(x))
     graph = torch.fx.symbolic_trace(model)
-    with pytest.raises(ValueError, match="'reduce-overhead'; allowed is one of default, max-autotune-no-cudagraphs"):
-        fusepass_backend(graph, [x], mode="reduce-overhead")
+    with pytest.raises(ValueError, match="'fastest'; allowed is one of default, reduce-overhead, max-autotune"):
+        fusepass_backend(graph, [x], mode="fastest")
     with pytest.raises(TypeError, match="unknown option tunes; the options are"):
         fusepass_backend(graph, [x], options={"tunes": "max"})
 

@@ -91,11 +91,11 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 
 def test_input_spec() -> None:
-    assert InputSpec.parse("2,3,8,8") == InputSpec((2, 3, 8, 8), torch.float32)
+    assert InputSpec.parse("2,3,8,8") == InputSpec((2, 3, 8, 8), None)
     assert InputSpec.parse("4, 0:bfloat16") == InputSpec((4, 0), torch.bfloat16)
     assert InputSpec.parse(":float64") == InputSpec((), torch.float64)
     for text in ("2,x", "-1", "2,,3", "3.5"):
-        with pytest.raises(UsageError, match="is not SIZE"):
+        with pytest.raises(UsageError, match=r"is not \[NAME=\]SIZE"):
             InputSpec.parse(text)
     for text in ("2:float31", "2:nn"):
         with pytest.raises(UsageError, match="is not a torch dtype"):
@@ -192,7 +192,7 @@ def test_show_sources(net: str, explained: list, capsys: pytest.CaptureFixture[s
             ["NET:Gelu", "--input", "3", "--input", "3"],
             "does not take 2 inputs: too many positional arguments",
         ),
-        (["NET:Gelu", "--input", "3,y"], "input '3,y' is not SIZE,SIZE,...[:DTYPE], such as 2,3,8,8:float32"),
+        (["NET:Gelu", "--input", "3,y"], "input '3,y' is not [NAME=]SIZE,SIZE,...[:DTYPE], such as 2,3,8,8:float32"),
         (["NET:Gelu", "--input", "3:f99"], "input '3:f99': 'f99' is not a torch dtype such as float32"),
         (["NET:pair", "--device", "abacus"], "device 'abacus': RuntimeError: "),
         (["NET:pair", "--sources", "NET.py"], "writing the sources: "),

@@ -6,12 +6,25 @@ import contextlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from fusepass.config import ALL, Algebra, Config, Rounding, cache_directory, current, override
+from fusepass.config import (
+    ALL,
+    EFFORTS,
+    METHODS,
+    TRAINING,
+    Algebra,
+    Config,
+    Options,
+    Rounding,
+    cache_directory,
+    current,
+    override,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +87,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CUDA_GRAPHS", "Auto", "cuda_graphs", "auto"),
         ("FUSEPASS_CUDA_GRAPHS", "off", "cuda_graphs", False),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
+        ("FUSEPASS_METHODS", "fused", "methods", "fused"),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(
@@ -147,7 +161,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False, auto"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
-        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
+        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),
     ],
 )  # fmt: skip
@@ -193,3 +207,11 @@ def test_a_level_of_algebra_takes_in_those_before_it() -> None:
     with pytest.raises(ValueError, match="off, safe, finite"), override(algebra="unsafe"):
         pytest.fail("the block must not run")
     assert current() == Config()
+
+
+def test_type_checkers_know_every_option_and_its_values() -> None:
+    hints = get_type_hints(Options)
+    assert list(hints) == [option.name for option in fields(Config)]
+    for name, allowed in (("tune", EFFORTS), ("training", TRAINING), ("methods", METHODS), ("algebra", tuple(Algebra))):
+        assert get_args(hints[name]) == allowed
+    assert {*get_args(hints["rounding"])} == {*Rounding}

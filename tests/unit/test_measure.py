@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
 from fusepass import measure
+from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
 
@@ -65,9 +70,23 @@ def test_the_typical_time_is_the_lower_quartile() -> None:
 def test_rounds_are_interleaved_and_bounded() -> None:
     order: list[str] = []
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    clock = measure._cpu_seconds
-    assert [len(s) for s in measure.in_turn(calls, clock, 0.0, least=3, most=9).values()] == [3, 3]
-    assert len(measure.in_turn(calls, clock, 60.0, least=3, most=9)["a"]) == 9
+    clock = FakeTime().clock
+    assert [len(s) for s in measure.in_turn(calls, clock, 0.0, least=3, most=9).samples.values()] == [3, 3]
+    assert len(measure.in_turn(calls, clock, 60.0, least=3, most=9).samples["a"]) == 9
     rounds = [tuple(order[start : start + 2]) for start in range(0, len(order), 2)]
     assert len(rounds) == 12
     assert {*rounds} == {("a", "b"), ("b", "a")}
+
+
+def test_a_busy_processor_counts_as_an_interruption() -> None:
+    """Threads that never sleep, more than there are processors, have to leave them to each other."""
+    clock = measure._WallClock()
+    processors = len(os.sched_getaffinity(0))
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * processors)]
+    try:
+        seconds = clock(lambda: sum(range(20_000_000)))
+        assert measure.is_disturbed(clock.interruptions, seconds)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()

@@ -26,7 +26,7 @@ from tests.support.layout import FOLDERS, ROOT
 
 PROJECT: Mapping[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DIST_INFO = f"fusepass-{PROJECT['project']['version']}.dist-info"
-TEMPLATE_GLOBS = "cuda/*.j2", "cpu/*.j2", "html/*.j2", "include/*"
+TEMPLATE_GLOBS = "cuda/*.j2", "cpu/*.j2", "html/*.j2", "include/*", "program/*.j2"
 
 
 def run(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:

@@ -19,6 +19,7 @@ from fusepass.cli import main
 from fusepass.errors import CaptureError
 from fusepass.profiling.profile import OpTime, Profile, Step
 from fusepass.report.report import SourceFile
+from tests.support.fake_time import Told
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -46,7 +47,7 @@ def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
             return 2.0
 
-        return seconds
+        return Told(seconds)
 
     monkeypatch.setattr(measure, "clock", clock)
     monkeypatch.setattr("fusepass.profiling.profiler._SECONDS", 0.0)

@@ -15,7 +15,7 @@ from fusepass import measure
 from fusepass.autotune import trial
 from fusepass.autotune.work import Work
 from fusepass.report.choice import EAGER, GENERATED, Choice
-from tests.support.fake_time import FakeTime
+from tests.support.fake_time import FakeTime, Told
 from tests.support.regions import trace
 
 CPU = torch.device("cpu")
@@ -88,6 +88,54 @@ def test_rounds_end_with_the_budget(fake_time: FakeTime) -> None:
     assert 20 < len(runs) < 50
 
 
+@pytest.mark.parametrize(("share", "disturbed"), [(0, False), (2, False), (1, True)])
+def test_interrupted_rounds_are_repeated_and_said_where_none_is_quiet(
+    fake_time: FakeTime, share: int, disturbed: bool
+) -> None:
+    """Generated code takes half the time, but ten times as long where its threads are interrupted, each `share`th run."""
+    runs: list[None] = []
+
+    def generated(x: Tensor) -> None:
+        runs.append(fake_time.spend(4e-4))
+        if share and len(runs) % share == 0:
+            fake_time.interrupt()
+            fake_time.spend(5e-3)
+
+    eager: Callable[[Tensor], None] = lambda x: fake_time.spend(9e-4)  # noqa: E731
+    choice = trial.fastest(eager, {GENERATED: generated}, [torch.rand(2)], CPU, trial.BUDGETS["fast"])
+    assert (choice.disturbed, choice.chosen) == (disturbed, EAGER if disturbed else GENERATED)
+    assert ("interrupted it, so for this process only" in str(choice)) is disturbed
+    assert disturbed or choice.speedup == pytest.approx(2.0)
+
+
+def test_interruptions_of_long_runs_do_not_matter(fake_time: FakeTime) -> None:
+    """A daemon that wakes up 5 times a second takes no percent away."""
+
+    def taking(seconds: float) -> Callable[[Tensor], None]:
+        def call(x: Tensor) -> None:
+            fake_time.spend(seconds)
+            for _ in range(round(seconds * 5)):
+                fake_time.interrupt()
+
+        return call
+
+    choice = trial.fastest(taking(0.4), {GENERATED: taking(0.2)}, [torch.rand(2)], CPU, trial.BUDGETS["max"])
+    assert (choice.disturbed, choice.chosen) == (False, GENERATED)
+
+
+def test_what_a_disturbed_run_leaves_out_of_the_rounds_is_said(fake_time: FakeTime) -> None:
+    """A few runs each decide who takes part in the rounds, which nothing disturbs then."""
+
+    def generated(x: Tensor) -> None:
+        for _ in range(20):
+            fake_time.interrupt()
+        fake_time.spend(0.5)
+
+    both = {"a": generated, "b": lambda x: fake_time.spend(0.01)}
+    choice = trial.fastest(lambda x: fake_time.spend(0.02), both, [torch.rand(2)], CPU, trial.BUDGETS["fast"])
+    assert (choice.chosen, choice.disturbed) == ("b", True)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A clock that believes what each candidate says of itself; the machine adds noise, more to some rounds than to others."""
@@ -98,7 +146,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def noise() -> float:
             return 1 + amplitude * float(torch.rand((), generator=generator)) ** 4
 
-        monkeypatch.setattr(measure, "clock", lambda device: lambda call: call() * noise())
+        monkeypatch.setattr(measure, "clock", lambda device: Told(lambda call: call() * noise()))
 
     return noisy
 

@@ -25,7 +25,7 @@ from fusepass.errors import BuildError, FusepassWarning
 from fusepass.report.choice import EAGER, GENERATED, Choice
 from fusepass.report.report import RegionReport, RegionState, Report
 from fusepass.runtime.region import FusedRegion
-from tests.support.fake_time import FakeTime
+from tests.support.fake_time import FakeTime, Told
 
 
 class Net(nn.Module):
@@ -160,6 +160,21 @@ def test_a_later_process_finds_the_choice(slow: Callable[[str], None], monkeypat
     assert again.recorded
     assert (again.chosen, again.seconds, again.speedup) == (measured.chosen, measured.seconds, measured.speedup)
     assert "measured earlier" in str(again)
+
+
+def test_what_a_busy_machine_says_counts_for_this_process_only(
+    slow: Callable[[str], None], fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "0.02x eager" was kept for good where other work held the processors of its threads."""
+    clock = fake_time.clock
+    busy = Told(lambda call: (setattr(busy, "interruptions", busy.interruptions + 1), clock(call))[1])
+    slow(GENERATED)
+    monkeypatch.setattr(measure, "clock", lambda device: busy)
+    choice = choice_of(Net(), torch.rand(64))
+    assert (choice.chosen, choice.disturbed, choices.entries()) == (EAGER, True, [])
+    monkeypatch.setattr(measure, "clock", lambda device: clock)
+    assert not choice_of(Net(), torch.rand(64)).disturbed
+    assert len(choices.entries()) == 1
 
 
 def test_more_effort_measures_anew_and_less_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +328,7 @@ def test_what_is_undecided_keeps_the_first_and_is_not_kept(
 ) -> None:
     """Each round says something else; the next specialisation tries again."""
     times = random.Random(0)
-    monkeypatch.setattr(measure, "clock", lambda device: lambda call: (call(), times.choice((1e-3, 3e-3)))[1])
+    monkeypatch.setattr(measure, "clock", lambda device: Told(lambda call: (call(), times.choice((1e-3, 3e-3)))[1]))
     choice = choice_of(Net(), torch.rand(64))
     assert choice.chosen == GENERATED
     assert choice.reason is not None
