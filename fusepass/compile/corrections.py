@@ -10,24 +10,16 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.tracer import Spec, results_of
-from fusepass.patterns.analysis.layout import looks_channels_last, packed
+from fusepass.patterns.analysis.layout import BATCH_NORMALISATIONS, looks_channels_last, packed
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.infer import infer
 
 aten = torch.ops.aten
 
-_OF_BATCHES = frozenset(
-    {
-        aten.native_batch_norm.default,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit_no_training.default,
-        aten._native_batch_norm_legit.no_stats,
-    }
-)
-_KEEPING_STATISTICS = frozenset({aten.native_layer_norm.default, aten.native_group_norm.default}) | _OF_BATCHES
+_KEEPING_STATISTICS = frozenset({aten.native_layer_norm.default, aten.native_group_norm.default}) | BATCH_NORMALISATIONS
 """They give the normalised values, two statistics of the batch, and perhaps the running statistics after it."""
 
-_LIKE_THE_INPUT = _OF_BATCHES | {aten.native_batch_norm_backward.default}
+_LIKE_THE_INPUT = BATCH_NORMALISATIONS | {aten.native_batch_norm_backward.default}
 _CONTIGUOUS = frozenset({aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default})
 """Operators whose first result is channels last where the input is, and contiguous otherwise; and those where it is contiguous."""
 

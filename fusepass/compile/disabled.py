@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from fusepass.codegen.generate import TEAMS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
+from fusepass.patterns.channels_last import CHANNELS_LAST
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION
@@ -19,7 +20,7 @@ def warn_of_unknown_names() -> None:
     disabled = current().disable - _told
     if not disabled:
         return
-    known = {*(rule.name for rule in RULES), COMMON_SUBEXPRESSION, *pattern_names(), TEAMS, ALL}
+    known = {*(rule.name for rule in RULES), COMMON_SUBEXPRESSION, *pattern_names(), CHANNELS_LAST, TEAMS, ALL}
     for name in sorted(disabled - known):
         _told.add(name)
         near = get_close_matches(name, known, n=1)

@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
+from fusepass.autotune.layout import chosen_layout
 from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
 from fusepass.autotune.work import Work
@@ -137,6 +138,10 @@ def compile_graph(
         correct(graph.graph)
         split_dropout(graph.graph)
         applications = [*applied, *simplify(graph)]
+    if exact_inputs:
+        with clock.stage("layout"):
+            graph, laid_out = chosen_layout(graph)
+            applications += laid_out
     with clock.stage("partition"):
         parts = partition(graph)
     if parts.regions and current().jobs >= _PLENTY:

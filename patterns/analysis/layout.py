@@ -6,6 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
+BATCH_NORMALISATIONS = frozenset(
+    {
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten._native_batch_norm_legit_no_training.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+    }
+)
+"""On a CPU their first result is channels last where the input is, and contiguous otherwise."""
+
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...] | None:
     """The shape that elementwise operators give operands of `shapes`; None where these do not fit."""
