@@ -48,13 +48,21 @@ def call_of(arguments: argparse.Namespace) -> Call:
     Raises:
         UsageError: one of them cannot be had.
     """
-    name = arguments.device
-    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
     dtype = dtype_of(arguments.dtype) if arguments.dtype is not None else None
-    call = load_call(arguments.target, arguments.inputs, device, dtype)
+    call = load_call(arguments.target, arguments.inputs, device_of(arguments), dtype)
     if getattr(arguments, "train", False):
         call.model.train()
     return call
+
+
+def device_of(arguments: argparse.Namespace) -> torch.device | None:
+    """The device that `arguments` name, if any.
+
+    Raises:
+        UsageError: torch knows none of that name.
+    """
+    name = arguments.device
+    return attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
 
 
 def options_of(arguments: argparse.Namespace) -> Mapping[str, Any]:

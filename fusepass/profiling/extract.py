@@ -160,7 +160,7 @@ def _bytes_at(pointer: int | None, count: int, device: torch.device) -> bytes:
         return b""
     if device.type != "cuda":
         return ctypes.string_at(pointer, count)
-    array = {"shape": (count,), "typestr": "|u1", "data": (pointer, True), "version": 3}
+    array = {"shape": (count,), "typestr": "|u1", "data": (pointer, False), "version": 3}
     seen = torch.as_tensor(type("_Memory", (), {"__cuda_array_interface__": array})(), device=device)
     return bytes(seen.cpu().numpy())
 

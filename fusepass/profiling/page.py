@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import jinja2
-
-import fusepass.templates
 from fusepass.profiling.steps import COLUMNS, Step, cells
+from fusepass.report.markup import fill
 from fusepass.report.records import SourceFile
 from fusepass.report.table import shorten
 
@@ -20,6 +17,21 @@ _MARGIN = 90  # room for the edges, on the outer side of each column
 _WIDTH = 330
 _GAP = 90
 _CHARACTERS = 30
+
+_LEGEND = (
+    ("fused", "a region that runs as generated kernels"),
+    ("eager", "a region that is left to its own operators, which measured as fast"),
+    ("fallback", "a region that runs as its own operators for want of kernels"),
+    ("operator", "an operator outside of all regions"),
+    ("time", "time; all bars have one scale"),
+)
+_COLUMN_WORDS = (
+    ("ms", "milliseconds of one run of the step, lower quartile of the rounds"),
+    ("before", "milliseconds of its operators, each by itself"),
+    ("saved", "bytes of memory traffic that fusing saves, in binary units"),
+    ("rate", "bytes per second, or floating-point operations per second where matrix products are the limit"),
+    ("of limit", "share of the device's limit that is reached, in percent"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class _Page:
     height: float
     boxes: tuple[_Box, ...]
     edges: tuple[str, ...]
+    legend: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     regions: tuple[_Region, ...]
@@ -65,15 +79,7 @@ class _Page:
 
 def page(what: str, summary: Sequence[str], steps: Sequence[Step]) -> str:
     """The page of a profile of `what`, with sentences on the whole and its steps, as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(fusepass.templates.__path__[0])),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("html/profile.html.j2").render(page=_laid_out(what, summary, steps))
+    return fill("html/profile.html.j2", page=_laid_out(what, summary, steps))
 
 
 def _laid_out(what: str, summary: Sequence[str], steps: Sequence[Step]) -> _Page:
@@ -91,6 +97,8 @@ def _laid_out(what: str, summary: Sequence[str], steps: Sequence[Step]) -> _Page
         height=rows * _ROW + len(steps) * _PAD + _PAD,
         boxes=(*groups, *ops.values(), *boxes.values()),
         edges=tuple(edges),
+        legend=_LEGEND,
+        columns=_COLUMN_WORDS,
         headings=tuple(column.title for column in COLUMNS),
         rows=tuple(map(cells, steps)),
         regions=tuple(_region(step) for step in steps if step.kind != "operator"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusepass.profiling.page import page
 from fusepass.profiling.steps import COLUMNS, OpTime, Step, cells, per_second
+from fusepass.report.markup import framed
 from fusepass.report.table import table, terminal_width, wrap
 
 __all__ = ["FORMAT", "OpTime", "Profile", "Step", "summary"]
@@ -61,6 +62,10 @@ class Profile:
     def to_html(self) -> str:
         """One page that needs nothing else: the graph before and after, regions as boxes, times and sources."""
         return page(f"{self.model} on {self.device}", summary(self), self.steps)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the page, in a frame."""
+        return framed(self.to_html(), 640)
 
     def save_html(self, path: str | Path) -> Path:
         """Write `to_html` to `path`, and give it back."""

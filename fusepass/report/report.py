@@ -74,6 +74,12 @@ class Report(ModelRecord):
     def __str__(self) -> str:
         return report_text(self, terminal_width())
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from fusepass.report.markup import report_html  # jinja2, which a first call may do without
+
+        return report_html(self)
+
     def to_networkx(self, *, fused: bool = True) -> nx.MultiDiGraph[str]:
         """What runs, as a networkx graph: regions and operators, and tensors with their bytes between them.
 

@@ -179,7 +179,7 @@ class Backend:
             return make_boxed_func(self._plain(graph, _reason(unbacked)))
         specialise = partial(self.specialise, applied=applied, backward=backward)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
-            limit, replays = config.max_signatures, config.cuda_graphs and inference
+            limit, replays = config.max_signatures, config.cuda_graphs is True and inference
         static = context.fw_metadata.static_input_indices if replays and context and context.fw_metadata else ()
         unfused = _Unfused(graph, partial(self._fallbacks.count, self._name))
         per_shape = _PerShape(graph, specialise, limit, unfused)

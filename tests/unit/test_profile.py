@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -18,6 +19,8 @@ from fusepass import measure
 from fusepass.cli import main
 from fusepass.errors import CaptureError
 from fusepass.profiling.profile import OpTime, Profile, Step
+from fusepass.profiling.steps import COLUMNS
+from fusepass.report.markup import marked
 from fusepass.report.report import SourceFile
 from tests.support.fake_time import Told
 
@@ -181,14 +184,62 @@ def test_a_model_without_a_graph_has_no_profile() -> None:
 
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows() -> None:
     page = PROFILE.to_html()
-    assert re.findall(r"""(?:src|href)=["'](?!#)|https?:|@import|url\(|<script|<link""", page) == []
-    assert "if (a &lt; b &amp;&amp; c) store();" in page
+    assert re.findall(r"""(?:src|href)=["'](?!#)|https?:|@import|url\(|<script \w|<link""", page) == []
+    assert '<span class="keyword">if</span> (a &lt; b &amp;&amp; c) store();' in page
     assert "net.py:3 in &lt;forward&gt;" in page
     assert re.findall(r'<rect class="(\w+)"', page).count("op") == 3
     assert '<a href="#region-conv_gelu">' in page
     assert 'id="region-conv_gelu"' in page
     assert "region-sort" not in page
     assert len(re.findall('<path class="edge"', page)) == 3
+
+
+def test_the_page_says_what_its_colours_and_columns_mean() -> None:
+    """Kinds of boxes in a legend, columns with their units; colours for dark pages; wide things scroll by themselves."""
+    page = PROFILE.to_html()
+    legend = re.findall(r"<dt>(?:<svg.*?</svg> )?([\w ]+)</dt><dd>(.+?)</dd>", page)
+    assert [name for name, _ in legend[:5]] == ["fused", "eager", "fallback", "operator", "time"]
+    assert [name for name, _ in legend[5:]] == [column.title for column in COLUMNS[2:]]
+    assert all(re.search(rf"^  \.{name} {{", page, re.MULTILINE) for name, _ in legend[:5])
+    light, dark = (set(re.findall(r"--[\w-]+(?=:)", part)) for part in page.split("prefers-color-scheme")[:2])
+    assert light == dark == set(re.findall(r"var\((--[\w-]+)\)", page))
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert [re.search(rf'<div class="wide">\n<{tag} id', page) is not None for tag in ("svg", "table")] == [True, True]
+
+
+def test_what_the_search_looks_at() -> None:
+    page = PROFILE.to_html()
+    assert '<input id="search" type="search"' in page
+    words = re.findall(r'data-words="(.*?)"', page)
+    assert any("conv aten.conv.default net.py:3" in text for text in words)
+    assert sum(text.startswith("conv_gelu fused") for text in words) == 1
+    assert words.count("") == 1  # the region's section, which is searched as a whole
+
+
+def test_sources_are_marked_and_nothing_is_lost() -> None:
+    source = (
+        '#include "a.h"\n// x < y\nconst float f = 1.5e-3f; /* two\nlines */ char c[] = "a\\"b"; int64_t i1 = x[2];\n'
+    )
+    page = str(marked(source))
+    assert html.unescape(re.sub(r"</?span.*?>", "", page)) == source
+    found = re.findall(r'<span class="(\w+)">(.*?)</span>', page, re.DOTALL)
+    assert [(kind, html.unescape(text)) for kind, text in found] == [
+        ("directive", '#include "a.h"'), ("comment", "// x < y"), ("keyword", "const"), ("keyword", "float"),
+        ("number", "1.5e-3f"), ("comment", "/* two\nlines */"), ("keyword", "char"), ("text", '"a\\"b"'),
+        ("keyword", "int64_t"), ("number", "2"),
+    ]  # fmt: skip
+
+
+def test_notebooks_show_profiles_and_reports() -> None:
+    frame = PROFILE._repr_html_()
+    (inside,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', frame)
+    assert html.unescape(inside) == PROFILE.to_html()
+    optimised = fusepass.optimize(nn.Sequential(nn.GELU(), nn.Softmax(1)), tune="off")
+    optimised(torch.rand(3, 5))
+    piece = optimised.report()._repr_html_()
+    assert piece.count("<div") == piece.count("</div>") == 1
+    assert "<td>gelu_softmax</td><td>2</td><td>1</td>" in piece
+    assert "static_cast&lt;float*&gt;" in piece
 
 
 def test_a_profile_without_regions_makes_a_page() -> None:
