@@ -190,7 +190,7 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
 
 
 def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
-    from torch.utils.cpp_extension import load_inline
+    from torch.utils import cpp_extension
 
     cuda = source.target is Target.CUDA
     if cuda and torch.version.cuda is None:
@@ -199,8 +199,13 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
     (directory / _UNUSED).mkdir()
     for name in toolchain.UNUSED_LIBRARIES:
         (directory / _UNUSED / f"lib{name}.a").write_text("!<arch>\n")  # an archive of nothing
+    if cuda:
+        home = toolchain.cuda_home()
+        cpp_extension.CUDA_HOME = str(home)  # which PyTorch looked for as the module was imported, and not everywhere
+        if (library := toolchain.versioned_cudart(home)) is not None:
+            (directory / _UNUSED / "libcudart.so").symlink_to(library)
     try:
-        library = load_inline(
+        library = cpp_extension.load_inline(
             name=f"fusepass_{key[:16]}",
             cpp_sources="" if cuda else source.text,
             cuda_sources=source.text if cuda else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.resources
 import os
 import platform
@@ -49,7 +50,10 @@ _CUDA_VARIABLES = (
 )
 
 _CXX_REMEDY = "install one (for example `apt install g++`) or name one in CXX"
-_NVCC_REMEDY = "install the CUDA toolkit, or name its folder in CUDA_HOME"
+_NVCC_REMEDY = (
+    "for a PyTorch with CUDA 13 `pip install 'fusepass[cuda13]'` brings it; for others install the CUDA toolkit, "
+    "and name its folder in CUDA_HOME where nvcc is not on the path"
+)
 
 
 @dataclass(frozen=True)
@@ -101,19 +105,52 @@ def cxx() -> Compiler:
 
 
 def nvcc() -> Compiler:
-    """CUDA's compiler, where PyTorch looks too: ``CUDA_HOME``, ``CUDA_PATH``, the path, /usr/local/cuda.
+    """CUDA's compiler: in ``CUDA_HOME`` or ``CUDA_PATH``, else pip's beside this Python, on the path, in /usr/local/cuda.
+
+    But for pip's, which it does not know, PyTorch looks in the same places. pip's goes before the path: it was installed
+    for this PyTorch.
 
     Raises:
         BuildError: there is none; the text says what to install.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
-    if found is None and not home:
-        found = shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if home:
+        found = shutil.which("nvcc", path=f"{home}/bin")
+    else:
+        found = _pip_nvcc() or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if found is None:
         what = f"there is no nvcc in {home}/bin" if home else "no nvcc was found"
         raise BuildError(f"{what}; {_NVCC_REMEDY}")
     return Compiler.at(Path(found))
+
+
+@functools.cache
+def _pip_nvcc() -> str | None:
+    """The nvcc that pip installed beside this Python. Its finder takes long to import: only where the package is there."""
+    try:
+        importlib.metadata.distribution("nvidia-cuda-nvcc")
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ModuleNotFoundError:  # of the package, too
+        return None
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    return found
+
+
+def cuda_home() -> Path:
+    """The folder of the toolkit that `nvcc` is part of, as load_inline has to know it.
+
+    Raises:
+        BuildError: there is none.
+    """
+    return nvcc().path.parents[1]
+
+
+def versioned_cudart(home: Path) -> Path | None:
+    """CUDA's runtime library in a toolkit that has no ``libcudart.so``, by which the linker would find it, as pip's has none."""
+    folder = next((each for each in (home / "lib64", home / "lib") if each.is_dir()), home)
+    if (folder / "libcudart.so").exists():
+        return None
+    return max(folder.glob("libcudart.so.*"), default=None)
 
 
 def compiler(target: Target) -> Compiler:

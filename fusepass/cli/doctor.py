@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -117,9 +118,23 @@ def _compiler(name: str, find: Callable[[], toolchain.Compiler]) -> Check:
 
 def _nvcc() -> Check:
     check = _compiler("nvcc", toolchain.nvcc)
-    if check.ok or torch.cuda.is_available():
+    if check.ok:
+        return _of_torch(check)
+    if torch.cuda.is_available():
         return check
     return Check(check.name, True, f"{check.found} (not needed without a GPU)")
+
+
+def _of_torch(nvcc: Check) -> Check:
+    """The check of an nvcc that runs; it fails where PyTorch refuses to build with that: its CUDA has another major version."""
+    release = re.search(r"release (\d+)\.", nvcc.found)
+    wanted = (torch.version.cuda or "").partition(".")[0]
+    if release is None or not wanted or release[1] == wanted:
+        return nvcc
+    remedy = (
+        "pip install 'fusepass[cuda13]'" if wanted == "13" else f"name the folder of one of CUDA {wanted} in CUDA_HOME"
+    )
+    return Check(nvcc.name, False, f"{nvcc.found}, but PyTorch is built for CUDA {wanted}", remedy)
 
 
 def _ninja() -> Check:
