@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.utils.collect_env import get_pretty_env_info
 
 from fusepass.codegen import cache, cache_folders, toolchain
 from fusepass.codegen.build import build, load
@@ -64,9 +65,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks. ``str()`` is a table that fits the terminal."""
+    """All checks. ``str()`` is a table that fits the terminal.
+
+    Attributes:
+        checks: what was examined.
+        environment: what PyTorch's ``collect_env`` says of the machine, where it was asked.
+    """
 
     checks: tuple[Check, ...]
+    environment: str = ""
 
     @property
     def ok(self) -> bool:
@@ -84,14 +91,16 @@ class Diagnosis:
         for block, check in zip(lines[1:], self.checks, strict=True):
             if check.remedy:
                 block.extend(wrap(f"-> {check.remedy}", width, indent=6))
-        return "\n".join(line for block in lines for line in block)
+        found = "\n".join(line for block in lines for line in block)
+        return f"{found}\n\n{self.environment}" if self.environment else found
 
 
-def diagnose() -> Diagnosis:
+def diagnose(*, environment: bool = False) -> Diagnosis:
     """Examine Python, torch, the compilers and the cache, and build and run one kernel for each target.
 
     The kernels are built anew, beside the cache. Without a CUDA device none is run on it, and nvcc may be
-    missing. Never raises for what it finds.
+    missing. With `environment`, PyTorch describes the machine, too, for a report of a fault: that takes seconds.
+    Never raises for what it finds.
     """
     needs = [
         Check("python", True, platform.python_version()),
@@ -105,7 +114,7 @@ def diagnose() -> Diagnosis:
     ]
     if torch.cuda.is_available():
         needs.append(_kernel(Target.CUDA, torch.device("cuda", torch.cuda.current_device())))
-    return Diagnosis(tuple(needs))
+    return Diagnosis(tuple(needs), get_pretty_env_info() if environment else "")
 
 
 def _compiler(name: str, find: Callable[[], toolchain.Compiler]) -> Check:

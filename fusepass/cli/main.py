@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_profile(commands.add_parser("profile", help="show where the time of a call goes, beside the device's limits"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--environment", action="store_true", help="add PyTorch's description of the machine")
     check.set_defaults(run=_doctor)
     actions = commands.add_parser("cache", help="look after the built libraries and measured choices on disk")
     names = actions.add_subparsers(required=True, metavar="ACTION")
@@ -183,7 +184,7 @@ def _write(report: Report, directory: Path) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    diagnosis = doctor.diagnose()
+    diagnosis = doctor.diagnose(environment=arguments.environment)
     print(diagnosis.to_json() if arguments.json else diagnosis)
     return 0 if diagnosis.ok else 1
 
