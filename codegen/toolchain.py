@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.resources
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusepass.codegen.source import Target
+from fusepass.config import current
 from fusepass.errors import BuildError
 
 CPU_FLAGS = (
@@ -37,6 +39,9 @@ CUDA_FLAGS = (
     # compiles. Elsewhere it means nothing.
     "-D_GLIBCXX_BITS_SPECFUN_H=1",
 )
+
+# Of a C++ source that launches what NVRTC compiled.
+LAUNCHER_FLAGS = ("-O1", "-std=c++17")
 
 # Variables that change what the compilers do without being seen in the command.
 _CPU_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
@@ -76,12 +81,22 @@ class Compiler:
         stat = real.stat()
         return cls(path, f"{real} {stat.st_size} {stat.st_mtime_ns}")
 
+    @property
+    def is_nvrtc(self) -> bool:
+        """Whether this is NVRTC: a library, which takes the device's part of a source alone."""
+        return self.path.name.startswith("libnvrtc.")
+
     def version(self) -> str:
         """The line of ``--version`` that has the version number in it. Runs the compiler.
 
         Raises:
             BuildError: it does not run.
         """
+        if self.is_nvrtc:
+            from cuda.bindings.nvrtc import nvrtcVersion
+
+            _, major, minor = nvrtcVersion()
+            return f"NVRTC {major}.{minor}"
         command = (str(self.path), "--version")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -136,13 +151,56 @@ def _pip_nvcc() -> str | None:
     return found
 
 
+@functools.cache
+def nvrtc() -> Compiler | None:
+    """NVRTC's library, which comes with PyTorch; None where it, or the package that calls it, is not there."""
+    try:
+        import cuda.bindings.nvrtc  # noqa: F401
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ModuleNotFoundError:
+        return None
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except DynamicLibNotFoundError:
+        return None
+    return Compiler.at(Path(path)) if path else None
+
+
+def cuda_compiler() -> Compiler:
+    """nvcc or NVRTC, as `Config.cuda_compiler` says, or the other one where that is not there.
+
+    Raises:
+        BuildError: there is neither; the text says what to install.
+    """
+    if current().cuda_compiler == "nvrtc" and (library := nvrtc()) is not None:
+        return library
+    try:
+        return nvcc()
+    except BuildError:
+        if (library := nvrtc()) is not None:
+            return library
+        raise
+
+
 def cuda_home() -> Path:
-    """The folder of the toolkit that `nvcc` is part of, as load_inline has to know it.
+    """The folder of the toolkit that `cuda_compiler` is part of.
 
     Raises:
         BuildError: there is none.
     """
-    return nvcc().path.parents[1]
+    return _home_of(cuda_compiler().path)
+
+
+@functools.cache
+def _home_of(compiler: Path) -> Path:
+    """The toolkit of a compiler; of an nvcc that only runs another one, that one's, which it tells."""
+    real = compiler.resolve()
+    if compiler.name == "nvcc" and not (real.parent / "nvcc.profile").exists():
+        command = (str(compiler), "--dryrun", "-E", "-x", "cu", os.devnull)
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        if (top := re.search(r"^#\$ TOP=(.+)", told, re.MULTILINE)) is not None:
+            return Path(top[1]).resolve()
+    return real.parents[1]
 
 
 def versioned_cudart(home: Path) -> Path | None:
@@ -159,7 +217,7 @@ def compiler(target: Target) -> Compiler:
     Raises:
         BuildError: it is not installed.
     """
-    return nvcc() if target is Target.CUDA else cxx()
+    return cuda_compiler() if target is Target.CUDA else cxx()
 
 
 def ninja() -> Path:
@@ -181,9 +239,19 @@ def flags(target: Target, arch: str) -> tuple[str, ...]:
     """
     if target is Target.CPU:
         return CPU_FLAGS
-    number = arch.removeprefix("sm_")
-    number = "90a" if number == "90" else number
+    number = _number(arch)
     return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
+
+
+def _number(arch: str) -> str:
+    number = arch.removeprefix("sm_")
+    return "90a" if number == "90" else number
+
+
+def nvrtc_flags(arch: str) -> tuple[str, ...]:
+    """What NVRTC is told: the same, as far as it is for a compiler of device code."""
+    number = _number(arch)
+    return ("-std=c++17", "--fmad=false", "-default-device", f"-arch=sm_{number}", f"-I{include_directory()}")
 
 
 UNUSED_LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")
@@ -210,7 +278,7 @@ def identity(target: Target) -> tuple[str, ...]:
     variables = _CUDA_VARIABLES if target is Target.CUDA else _CPU_VARIABLES
     environment = tuple(f"{name}={os.environ.get(name, '')}" for name in variables)
     if target is Target.CUDA:  # nvcc leaves the host's part to the C++ compiler
-        return (nvcc().identity, cxx().identity, *environment)
+        return (cuda_compiler().identity, cxx().identity, *environment)
     return (cxx().identity, cpu_identity(), *environment)
 
 

@@ -21,6 +21,9 @@ EFFORTS = ("off", "fast", "max")
 TRAINING = ("fused", "eager")
 """What `Config.training` may be."""
 
+CUDA_COMPILERS = ("nvcc", "nvrtc")
+"""What `Config.cuda_compiler` may be."""
+
 
 class Algebra(enum.StrEnum):
     """Which rewrite rules may be applied; each level takes in those before it."""
@@ -68,6 +71,8 @@ class Config:
             (``FUSEPASS_ROUNDING``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
+        cuda_compiler: what translates CUDA sources: ``"nvcc"``, or NVRTC where that is not found; ``"nvrtc"``, or nvcc
+            (``FUSEPASS_CUDA_COMPILER``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
             longest is forgotten.
@@ -92,6 +97,7 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
+    cuda_compiler: str = "nvcc"
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 512
     max_builds: int = 16
@@ -129,7 +135,7 @@ class Config:
             if not any(getattr(self, option) is value for value in allowed):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
-        for option, texts in (("tune", EFFORTS), ("training", TRAINING)):
+        for option, texts in (("tune", EFFORTS), ("training", TRAINING), ("cuda_compiler", CUDA_COMPILERS)):
             if getattr(self, option) not in texts:
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {', '.join(texts)}")
 
@@ -252,6 +258,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "algebra": ("FUSEPASS_ALGEBRA", _one_of(Algebra)),
     "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
+    "cuda_compiler": ("FUSEPASS_CUDA_COMPILER", _among(CUDA_COMPILERS)),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),

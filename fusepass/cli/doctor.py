@@ -129,6 +129,8 @@ def _nvcc() -> Check:
     check = _compiler("nvcc", toolchain.nvcc)
     if check.ok:
         return _of_torch(check)
+    if (library := toolchain.nvrtc()) is not None:
+        return Check(check.name, True, f"{check.found}; {library.version()} serves: {library.path}")
     if torch.cuda.is_available():
         return check
     return Check(check.name, True, f"{check.found} (not needed without a GPU)")

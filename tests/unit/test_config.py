@@ -71,6 +71,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
+        ("FUSEPASS_CUDA_COMPILER", "NVRTC", "cuda_compiler", "nvrtc"),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
     ],
 )
@@ -144,7 +145,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
-        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
+        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("cuda_compiler", "gcc", "nvcc, nvrtc"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),
     ],
 )  # fmt: skip

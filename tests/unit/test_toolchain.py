@@ -97,6 +97,21 @@ def test_pip_s_nvcc_is_asked_for_where_its_package_is_installed(
     assert find() == "/somewhere/nvcc"
 
 
+def test_the_toolkit_is_that_of_the_nvcc_that_runs(path: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "cuda" / "bin" / "nvcc")
+    (real.parent / "nvcc.profile").touch()
+    linked = path / "nvcc"
+    linked.symlink_to(real)
+    assert toolchain.cuda_home() == tmp_path / "cuda"
+    linked.unlink()
+    toolchain._home_of.cache_clear()
+    program(path / "nvcc", f"echo '#$ TOP={real.parent}/..' >&2")
+    assert toolchain.cuda_home() == tmp_path / "cuda"
+    toolchain._home_of.cache_clear()
+    program(path / "nvcc")
+    assert toolchain.cuda_home() == tmp_path
+
+
 def test_the_runtime_library_is_named_where_the_linker_would_not_find_it(tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
