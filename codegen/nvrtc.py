@@ -8,11 +8,9 @@ kernel is an empty function that `fp_host.hpp` knows by the kernel's name in the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fusepass.codegen import toolchain
+from fusepass.codegen import nvrtc_program, toolchain
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 
@@ -41,8 +39,11 @@ def compiled(source: Source, directory: Path) -> str:
     """
     device, _, launches = source.text.partition(_END)
     kernels = list(_KERNEL.finditer(device))
-    image, lowered = _image(source, device + _END, [kernel[1] for kernel in kernels])
-    (directory / IMAGE).write_bytes(image)
+    named, options = [kernel[1] for kernel in kernels], toolchain.nvrtc_flags(source.arch)
+    made = nvrtc_program.compiled(device + _END, named, _STANDARD, '#include "fp_standard.cuh"\n', options)
+    if not made.image:
+        raise BuildError(f"{source.name} could not be compiled by NVRTC for {source.arch}", stderr=made.said)
+    (directory / IMAGE).write_bytes(bytes.fromhex(made.image))
     missing = directory / "crt" / "host_defines.h"  # which CUDA's headers that come with PyTorch include
     missing.parent.mkdir()
     missing.write_text('#include "fp_host_defines.h"\n')
@@ -50,39 +51,6 @@ def compiled(source: Source, directory: Path) -> str:
         replays='#include "fp_replay.cuh"\n' if source.replay else "",
         kernels="\n".join(f"{kernel[0]} {{}}" for kernel in kernels),
         image=IMAGE,
-        names=", ".join(f'{{(void*){kernel[1]}, "{name}"}}' for kernel, name in zip(kernels, lowered, strict=True)),
+        names=", ".join(f'{{(void*){kernel[1]}, "{name}"}}' for kernel, name in zip(kernels, made.names, strict=True)),
         launches=launches,
     )
-
-
-def _image(source: Source, text: str, kernels: Sequence[str]) -> tuple[bytes, list[str]]:
-    """The cubin of `text`, and what `kernels` are called in it."""
-    from cuda.bindings import nvrtc
-
-    def checked(result: tuple[Any, ...]) -> Any:
-        status, *rest = result
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BuildError(f"{source.name} could not be compiled by NVRTC: {status.name}", stderr=log())
-        return rest[0] if rest else None
-
-    def read(size: Any, get: Any) -> bytes:
-        _, count = size(program)
-        text: bytes = b" " * count  # which is written into
-        get(program, text)
-        return text
-
-    def log() -> str:
-        return read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0")
-
-    standard = [b'#include "fp_standard.cuh"\n'] * len(_STANDARD)
-    names = [name.encode() for name in _STANDARD]
-    options = [option.encode() for option in toolchain.nvrtc_flags(source.arch)]
-    _, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), len(names), standard, names)
-    try:
-        for name in kernels:
-            checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
-        checked(nvrtc.nvrtcCompileProgram(program, len(options), options))
-        lowered = [checked(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode() for name in kernels]
-        return read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), lowered
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)

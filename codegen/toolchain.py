@@ -163,7 +163,11 @@ def nvrtc() -> Compiler | None:
         path = load_nvidia_dynamic_lib("nvrtc").abs_path
     except DynamicLibNotFoundError:
         return None
-    return Compiler.at(Path(path)) if path else None
+    found = Path(path or "")
+    has_headers = (
+        (found.parents[1] / "include" / "cuda_runtime_api.h").exists() if path else False
+    )  # not so in CUDA 12's packages
+    return Compiler.at(found) if has_headers else None
 
 
 def cuda_compiler() -> Compiler:

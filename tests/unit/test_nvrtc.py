@@ -14,7 +14,7 @@ from _pytest.mark import ParameterSet
 
 from benchmarks.layers import Workload
 from fusepass.cli import doctor
-from fusepass.codegen import nvrtc, toolchain
+from fusepass.codegen import nvrtc, nvrtc_program, toolchain
 from fusepass.codegen.build import build, loaded
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.key import cache_key
@@ -87,6 +87,24 @@ def test_what_does_not_compile_is_told(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="could not be compiled by NVRTC") as error:
         build(broken)
     assert 'identifier "undeclared" is undefined' in error.value.stderr
+
+
+def test_a_process_of_its_own_compiles_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _first("single", "to_channels_first", DeviceFacts.h200())
+    broken = dataclasses.replace(source, text="broken;\n" + source.text)
+    with nvrtc_program._here, monkeypatch.context() as patch:
+        patch.setattr(nvrtc_program, "_compiled", None)
+        host = nvrtc.compiled(source, _folder(tmp_path / "there"))
+        with pytest.raises(BuildError, match="could not be compiled by NVRTC") as error:
+            nvrtc.compiled(broken, _folder(tmp_path / "broken"))
+    assert "broken" in error.value.stderr
+    (name,) = re.findall(r'\{\(void\*\)\w+, "(\w+)"\}', host)
+    assert name.encode() in (tmp_path / "there" / nvrtc.IMAGE).read_bytes()
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def test_the_compiler_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
