@@ -189,10 +189,13 @@ def schedule_product(
 ) -> ProductSchedule | None:
     """The schedule that takes least time by estimate; None where no tile fits the device.
 
-    `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
+    `aligned` says that inputs start at a multiple of 16 bytes. Copies of others are narrower, by which another tile may be the best; but a
+    kernel that was made to reduce in pieces keeps to a tile that has as many.
     """
-    candidates = [_candidate(kernel, program, facts, tiling, aligned) for tiling in TILINGS]
-    return min(filter(None, candidates), key=lambda plan: plan.seconds, default=None)
+    found = [plan for tiling in TILINGS if (plan := _candidate(kernel, program, facts, tiling, aligned)) is not None]
+    if kernel.partials is not None:
+        found = [plan for plan in found if plan.pieces == kernel.partials.pieces.size] or found
+    return min(found, key=lambda plan: plan.seconds, default=None)
 
 
 def _candidate(
