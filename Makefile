@@ -1,11 +1,12 @@
-# Everyday commands. `make demo` and `make test` need nothing but Python 3.11 or 3.12 and a C++ compiler.
+# Everyday commands. `make demo` and `make test` need nothing but Python 3.11 or newer and a C++ compiler.
 
 PYTHON ?= python3
 WORKERS ?= 2
+TORCH ?= torch
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format docs bench gpu clean
+.PHONY: demo test test-torch lint format docs bench gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -13,6 +14,15 @@ demo: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(BIN)/python -m tests.compile_cuda
+
+# The tests on another PyTorch, in an environment of its own, which stays for the next time; PYTHON says of which Python.
+# TESTS=tests/smoke takes a minute. Constraints that pip has from elsewhere are for the usual environment.
+test-torch: OTHER = .venv-torch-$(VERSION)
+test-torch:
+	@test -n "$(VERSION)" || { echo "make test-torch VERSION=2.15 [TESTS=tests/smoke] [PYTHON=python3.13]"; exit 2; }
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	PIP_CONSTRAINT=/dev/null $(OTHER)/bin/python -m pip install --quiet --no-compile "torch==$(VERSION).*" --editable '.[dev]'
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -43,10 +53,11 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# TORCH names another version than the newest that fits, such as one of which there is a build without CUDA: 'torch==2.13.*'.
 # The stamps are newer than pyproject.toml once its dependencies are installed; the second covers the first. Python compiles
 # a module as it is imported: most of what comes with PyTorch never is.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --no-compile --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --editable . '$(TORCH)'
 	touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed
@@ -54,5 +65,5 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' '$(TORCH)'
 	touch $(VENV)/.installed $@

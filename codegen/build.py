@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -196,27 +197,21 @@ def _load_inline(source: Source, key: str, directory: Path) -> Path:
 
 
 def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
-    from torch.utils.cpp_extension import load_inline
+    from torch.utils import cpp_extension
 
     cuda = source.target is Target.CUDA
     if cuda and torch.version.cuda is None:
         raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
-    flags = list(toolchain.flags(source.target, source.arch))
     (directory / _UNUSED).mkdir()
     for name in toolchain.UNUSED_LIBRARIES:
         (directory / _UNUSED / f"lib{name}.a").write_text("!<arch>\n")  # an archive of nothing
     try:
-        library = load_inline(
+        library = cpp_extension.load_inline(
             name=f"fusepass_{key[:16]}",
-            cpp_sources="" if cuda else source.text,
-            cuda_sources=source.text if cuda else None,
-            extra_cflags=[] if cuda else flags,
-            extra_cuda_cflags=flags if cuda else [],
-            extra_ldflags=[f"-L{_UNUSED}", *toolchain.link_flags(source.target)],
-            extra_include_paths=[str(toolchain.include_directory())],
             build_directory=str(directory),
             is_python_module=False,
             no_implicit_headers=True,
+            **(_cuda_inputs(source, directory) if cuda else _cpu_inputs(source)),
         )
     except OSError as error:
         if error.errno in _NO_ROOM:
@@ -225,6 +220,37 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
     except (RuntimeError, subprocess.SubprocessError) as error:  # the latter where asking the compiler's version fails
         raise _failure(source, str(error)) from error
     return Path(library)
+
+
+def _cpu_inputs(source: Source) -> dict[str, Any]:
+    """What load_inline is to compile, and how."""
+    return {
+        "cpp_sources": source.text,
+        "extra_cflags": [*toolchain.flags(source.target, source.arch)],
+        "extra_ldflags": [f"-L{_UNUSED}", *toolchain.link_flags(source.target)],
+        "extra_include_paths": [str(toolchain.include_directory())],
+    }
+
+
+def _cuda_inputs(source: Source, directory: Path) -> dict[str, Any]:
+    """The same: a source for nvcc, or one in C++ that launches what NVRTC compiles here and now."""
+    home, inputs = toolchain.cuda_home(), _cpu_inputs(source)
+    if (library := toolchain.versioned_cudart(home)) is not None:
+        (directory / _UNUSED / "libcudart.so").symlink_to(library)
+    if toolchain.cuda_compiler().is_nvrtc:
+        from fusepass.codegen import nvrtc
+
+        inputs["cpp_sources"] = nvrtc.compiled(source, directory)
+        inputs["extra_cflags"] = [*toolchain.LAUNCHER_FLAGS]
+        inputs["extra_ldflags"] += [f"-L{home}/lib64", f"-L{home}/lib", "-lcudart"]
+        inputs["extra_include_paths"] += [str(home / "include"), str(directory)]
+        return inputs
+    from torch.utils import cpp_extension
+
+    cpp_extension.CUDA_HOME = str(home)  # which PyTorch looked for as the module was imported, and not everywhere
+    inputs["cpp_sources"], inputs["cuda_sources"] = "", inputs["cpp_sources"]
+    inputs["extra_cuda_cflags"] = inputs.pop("extra_cflags")
+    return inputs
 
 
 def _failure(source: Source, text: str) -> BuildError | OSError:

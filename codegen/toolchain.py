@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.resources
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusepass.codegen.source import Target
+from fusepass.config import current
 from fusepass.errors import BuildError
 
 CPU_FLAGS = (
@@ -37,6 +40,9 @@ CUDA_FLAGS = (
     "-D_GLIBCXX_BITS_SPECFUN_H=1",
 )
 
+# Of a C++ source that launches what NVRTC compiled.
+LAUNCHER_FLAGS = ("-O1", "-std=c++17")
+
 # Variables that change what the compilers do without being seen in the command.
 _CPU_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
 _CUDA_VARIABLES = (
@@ -49,7 +55,10 @@ _CUDA_VARIABLES = (
 )
 
 _CXX_REMEDY = "install one (for example `apt install g++`) or name one in CXX"
-_NVCC_REMEDY = "install the CUDA toolkit, or name its folder in CUDA_HOME"
+_NVCC_REMEDY = (
+    "for a PyTorch with CUDA 13 `pip install 'fusepass[cuda13]'` brings it; for others install the CUDA toolkit, "
+    "and name its folder in CUDA_HOME where nvcc is not on the path"
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,22 @@ class Compiler:
         stat = real.stat()
         return cls(path, f"{real} {stat.st_size} {stat.st_mtime_ns}")
 
+    @property
+    def is_nvrtc(self) -> bool:
+        """Whether this is NVRTC: a library, which takes the device's part of a source alone."""
+        return self.path.name.startswith("libnvrtc.")
+
     def version(self) -> str:
         """The line of ``--version`` that has the version number in it. Runs the compiler.
 
         Raises:
             BuildError: it does not run.
         """
+        if self.is_nvrtc:
+            from cuda.bindings.nvrtc import nvrtcVersion
+
+            _, major, minor = nvrtcVersion()
+            return f"NVRTC {major}.{minor}"
         command = (str(self.path), "--version")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -101,19 +120,99 @@ def cxx() -> Compiler:
 
 
 def nvcc() -> Compiler:
-    """CUDA's compiler, where PyTorch looks too: ``CUDA_HOME``, ``CUDA_PATH``, the path, /usr/local/cuda.
+    """CUDA's compiler: in ``CUDA_HOME`` or ``CUDA_PATH``, else pip's beside this Python, on the path, in /usr/local/cuda.
+
+    But for pip's, which it does not know, PyTorch looks in the same places. pip's goes before the path: it was installed
+    for this PyTorch.
 
     Raises:
         BuildError: there is none; the text says what to install.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
-    if found is None and not home:
-        found = shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if home:
+        found = shutil.which("nvcc", path=f"{home}/bin")
+    else:
+        found = _pip_nvcc() or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if found is None:
         what = f"there is no nvcc in {home}/bin" if home else "no nvcc was found"
         raise BuildError(f"{what}; {_NVCC_REMEDY}")
     return Compiler.at(Path(found))
+
+
+@functools.cache
+def _pip_nvcc() -> str | None:
+    """The nvcc that pip installed beside this Python. Its finder takes long to import: only where the package is there."""
+    try:
+        importlib.metadata.distribution("nvidia-cuda-nvcc")
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ModuleNotFoundError:  # of the package, too
+        return None
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    return found
+
+
+@functools.cache
+def nvrtc() -> Compiler | None:
+    """NVRTC's library, which comes with PyTorch; None where it, or the package that calls it, is not there."""
+    try:
+        import cuda.bindings.nvrtc  # noqa: F401
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ModuleNotFoundError:
+        return None
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except DynamicLibNotFoundError:
+        return None
+    found = Path(path or "")
+    has_headers = (
+        (found.parents[1] / "include" / "cuda_runtime_api.h").exists() if path else False
+    )  # not so in CUDA 12's packages
+    return Compiler.at(found) if has_headers else None
+
+
+def cuda_compiler() -> Compiler:
+    """nvcc or NVRTC, as `Config.cuda_compiler` says, or the other one where that is not there.
+
+    Raises:
+        BuildError: there is neither; the text says what to install.
+    """
+    if current().cuda_compiler == "nvrtc" and (library := nvrtc()) is not None:
+        return library
+    try:
+        return nvcc()
+    except BuildError:
+        if (library := nvrtc()) is not None:
+            return library
+        raise
+
+
+def cuda_home() -> Path:
+    """The folder of the toolkit that `cuda_compiler` is part of.
+
+    Raises:
+        BuildError: there is none.
+    """
+    return _home_of(cuda_compiler().path)
+
+
+@functools.cache
+def _home_of(compiler: Path) -> Path:
+    """The toolkit of a compiler; of an nvcc that only runs another one, that one's, which it tells."""
+    real = compiler.resolve()
+    if compiler.name == "nvcc" and not (real.parent / "nvcc.profile").exists():
+        command = (str(compiler), "--dryrun", "-E", "-x", "cu", os.devnull)
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        if (top := re.search(r"^#\$ TOP=(.+)", told, re.MULTILINE)) is not None:
+            return Path(top[1]).resolve()
+    return real.parents[1]
+
+
+def versioned_cudart(home: Path) -> Path | None:
+    """CUDA's runtime library in a toolkit that has no ``libcudart.so``, by which the linker would find it, as pip's has none."""
+    folder = next((each for each in (home / "lib64", home / "lib") if each.is_dir()), home)
+    if (folder / "libcudart.so").exists():
+        return None
+    return max(folder.glob("libcudart.so.*"), default=None)
 
 
 def compiler(target: Target) -> Compiler:
@@ -122,7 +221,7 @@ def compiler(target: Target) -> Compiler:
     Raises:
         BuildError: it is not installed.
     """
-    return nvcc() if target is Target.CUDA else cxx()
+    return cuda_compiler() if target is Target.CUDA else cxx()
 
 
 def ninja() -> Path:
@@ -144,9 +243,19 @@ def flags(target: Target, arch: str) -> tuple[str, ...]:
     """
     if target is Target.CPU:
         return CPU_FLAGS
-    number = arch.removeprefix("sm_")
-    number = "90a" if number == "90" else number
+    number = _number(arch)
     return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
+
+
+def _number(arch: str) -> str:
+    number = arch.removeprefix("sm_")
+    return "90a" if number == "90" else number
+
+
+def nvrtc_flags(arch: str) -> tuple[str, ...]:
+    """What NVRTC is told: the same, as far as it is for a compiler of device code."""
+    number = _number(arch)
+    return ("-std=c++17", "--fmad=false", "-default-device", f"-arch=sm_{number}", f"-I{include_directory()}")
 
 
 UNUSED_LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")
@@ -173,7 +282,7 @@ def identity(target: Target) -> tuple[str, ...]:
     variables = _CUDA_VARIABLES if target is Target.CUDA else _CPU_VARIABLES
     environment = tuple(f"{name}={os.environ.get(name, '')}" for name in variables)
     if target is Target.CUDA:  # nvcc leaves the host's part to the C++ compiler
-        return (nvcc().identity, cxx().identity, *environment)
+        return (cuda_compiler().identity, cxx().identity, *environment)
     return (cxx().identity, cpu_identity(), *environment)
 
 

@@ -15,6 +15,7 @@ from fusepass.errors import (
     ScheduleError,
 )
 from fusepass.garbage import collector_paused
+from fusepass.supported import require_linux
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+require_linux()
 
 
 def optimize(model: nn.Module, example_inputs: Any = None, **options: Unpack[Options]) -> OptimizedModule:

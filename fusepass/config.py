@@ -21,6 +21,9 @@ EFFORTS = ("off", "fast", "max")
 TRAINING = ("fused", "eager")
 """What `Config.training` may be."""
 
+CUDA_COMPILERS = ("nvcc", "nvrtc")
+"""What `Config.cuda_compiler` may be."""
+
 
 METHODS = ("original", "fused")
 """What `Config.methods` may be."""
@@ -72,6 +75,8 @@ class Config:
             (``FUSEPASS_ROUNDING``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
+        cuda_compiler: what translates CUDA sources: ``"nvcc"``, or NVRTC where that is not found; ``"nvrtc"``, or nvcc
+            (``FUSEPASS_CUDA_COMPILER``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
             longest is forgotten.
@@ -99,6 +104,7 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
+    cuda_compiler: str = "nvcc"
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 512
     max_builds: int = 16
@@ -139,7 +145,8 @@ class Config:
             ):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
-        for option, texts in (("tune", EFFORTS), ("training", TRAINING), ("methods", METHODS)):
+        texts_of = (("tune", EFFORTS), ("training", TRAINING), ("methods", METHODS), ("cuda_compiler", CUDA_COMPILERS))
+        for option, texts in texts_of:
             if getattr(self, option) not in texts:
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {', '.join(texts)}")
 
@@ -288,6 +295,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "algebra": ("FUSEPASS_ALGEBRA", _one_of(Algebra)),
     "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
+    "cuda_compiler": ("FUSEPASS_CUDA_COMPILER", _among(CUDA_COMPILERS)),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),

@@ -2,7 +2,7 @@
 
 ``python -m tests.compile_cuda`` after a test run. The tests leave the sources in `SOURCES` (see conftest.py); what
 compiled before is not compiled again. Sources are compiled many to a translation unit, because the headers take longer
-than the kernels do.
+than the kernels do. What a kernel declares of shared memory and what it is launched with must fit a block of the device.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 
 from fusepass.codegen import toolchain
+from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "build" / "test-cuda"
 _BATCH = 128
 # The device's part alone, for which the host's is read and checked, too. What is compiled does not run: it need not be fast.
-_FLAGS = ("-cubin", "-o", "/dev/null")
+_FLAGS = ("-cubin", "-o", "/dev/null", "-Xptxas", "-v")
 _QUICK = "--Ofast-compile"  # of CUDA 12.9 and later
+_LAUNCH = re.compile(r"fp::launch(?:_(clusters|teams))?<(\w+)>\(([^;]*?) stream,")
+_DECLARED = re.compile(r"Compiling entry function '(\w+)'.*(?:\n.*)*?\n.*Used \d+ registers(?:.*?(\d+) bytes smem)?")
 
 
 def keep(source: Source) -> None:
@@ -52,9 +55,30 @@ def compile_all() -> int:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         failed = [path for part in pool.map(_compile_batch, batches) for path in part]
     for path in failed:
-        print(f"{path.relative_to(ROOT)}:\n{_compile([path]).stderr}")
+        done = _compile([path])
+        print(f"{path.relative_to(ROOT)}:\n{done.stderr if done.returncode else _too_large(path, done.stderr)}")
     print(f"CUDA sources: {len(waiting) - len(failed)} passed, {len(failed)} failed")
     return len(failed)
+
+
+def dynamic_shared(text: str) -> Iterator[tuple[str, int]]:
+    """Each kernel of a source, and the bytes of shared memory that it is launched with; those alone that are known before."""
+    for kind, name, arguments in _LAUNCH.findall(text):
+        nbytes = arguments.split(",")[3 if kind else 2].strip()  # as the functions in fp_launch.cuh take it
+        if nbytes.isdecimal():
+            yield name, int(nbytes)
+
+
+def _too_large(path: Path, told: str) -> list[str]:
+    """What kernels of a source have of shared memory where a block has less; `told` by ptxas of a unit that it is in."""
+    facts = DeviceFacts.described(_arch(path))
+    declared = {entry: int(nbytes or 0) for entry, nbytes in _DECLARED.findall(told) if f"n{path.stem}" in entry}
+    too_large = []
+    for name, nbytes in dynamic_shared(path.read_text()):
+        (entry,) = (each for each in declared if f"{len(name)}{name}E" in each)
+        if declared[entry] + nbytes > facts.shared_bytes_per_block:
+            too_large.append(f"{name} takes {declared[entry]} + {nbytes} bytes of shared memory")
+    return too_large
 
 
 def _arch(path: Path) -> str:
@@ -64,7 +88,10 @@ def _arch(path: Path) -> str:
 def _compile_batch(paths: Sequence[Path]) -> list[Path]:
     """The sources of a batch that do not compile."""
     done = _compile(paths)
-    failed = [] if done.returncode == 0 else [path for path in paths if _compile([path]).returncode]
+    if done.returncode == 0:
+        failed = [path for path in paths if _too_large(path, done.stderr)]
+    else:
+        failed = [path for path in paths if (alone := _compile([path])).returncode or _too_large(path, alone.stderr)]
     for path in paths:
         if path not in failed:
             path.with_suffix(".ok").touch()

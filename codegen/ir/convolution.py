@@ -23,9 +23,6 @@ HALVES = 8
 MOST_REGISTER_STATIONARY = 112
 """Registers of a thread that weights may stay in."""
 
-GROUP_ARCH = "sm_90"
-"""Where four warps multiply together (wgmma); no other architecture has these instructions."""
-
 _LEAST_ACCESS = 8  # bytes that a thread loads at once
 _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
@@ -113,7 +110,7 @@ class Convolution:
             `transposed`.
         stride, padding, dilation: one number per spatial axis.
         precision: of the products.
-        warps: how many multiply together: 1, or 4 where the device has instructions for such groups (`GROUP_ARCH`).
+        warps: how many multiply together: 1, or 4 where the device has instructions for such groups (`DeviceFacts.warp_groups`).
         packed: buffer of `packed_shape` with the weights in slices, rounded as `precision` says; None where a kernel takes
             them as they are.
         halves: what is multiplied instead of `source` and `weight`, which say what is meant; None where nothing is.

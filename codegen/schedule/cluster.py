@@ -23,14 +23,13 @@ _LANES = 1024  # of a block, while each has no more than so many words of its pa
 _WORDS = 32
 _PACKED_LANES = 512  # where numbers stay packed
 _MOST_WORDS = 64  # of a thread, beside weights or with what it takes to unpack them
-_CLUSTERS_FROM = 90  # compute capability times ten
 
 
 def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a circular buffer of a team's is better."""
     shape = Shape(kernel, program, facts, aligned=True)
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
-    if facts.capability < _CLUSTERS_FROM or shape.single or shape.col_axis is None or not shape.rows:
+    if not facts.clusters or shape.single or shape.col_axis is None or not shape.rows:
         return 1
     if (
         prefers_rows(shape)

@@ -18,7 +18,6 @@ from fusepass.codegen.schedule.lanes import is_long, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.shape import ACCESS, Shape
 
-_STAGED_FROM = 90  # compute capability times ten
 _ROOM = 64 << 10  # bytes of a block; there are two at most
 _SPARE, _PACKED_SPARE = 64, 40  # registers of a thread beside its row: with more, weights come as fast without
 _UNIT = 8  # registers that a thread is given at once
@@ -26,7 +25,7 @@ _UNIT = 8  # registers that a thread is given at once
 
 def staged(shape: Shape, plan: Schedule) -> Schedule:
     """`plan`, with as many steps of its weights in shared memory as have room there, where rows wait for these."""
-    if shape.facts.capability < _STAGED_FROM or shape.kernel.when is not None or plan.cluster > 1:
+    if not shape.facts.clusters or shape.kernel.when is not None or plan.cluster > 1:
         return plan
     if plan.keep is not Keep.REGISTERS or not plan.resident or not is_long(shape, plan):
         return plan

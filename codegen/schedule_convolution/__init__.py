@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import GROUP_ARCH, Convolution
+from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule, keeps_sums
 from fusepass.codegen.schedule_convolution.chunks_search import chunk_schedule, estimated_seconds, fits
@@ -18,8 +18,6 @@ from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of, unaligned
 
 ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | PairsSchedule | SparseSchedule
-
-_LEAST_CAPABILITY = 80  # asynchronous copies, and TF32 on tensor cores
 
 
 def schedule_convolution(
@@ -48,7 +46,7 @@ def schedule_convolution(
 
 def warps_together(facts: DeviceFacts) -> int:
     """How many warps of a device multiply together; see `Convolution.warps`."""
-    return 4 if facts.arch == GROUP_ARCH else 1
+    return 4 if facts.warp_groups else 1
 
 
 def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
@@ -68,7 +66,7 @@ def takers(plan: ConvolutionSchedule) -> int:
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
     """The same on a device; None where the kernel cannot be laid out for it."""
-    plan = schedule_convolution(kernel, program, facts) if facts.capability >= _LEAST_CAPABILITY else None
+    plan = schedule_convolution(kernel, program, facts) if facts.tensor_cores else None
     return None if plan is None else piece_count(kernel, plan)
 
 
@@ -76,7 +74,7 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether generated code can do the convolution of `kernel` on a device; without an anchor, it is plain arithmetic."""
     if kernel.anchor is None:
         return True
-    if anchor_of(kernel).warps not in (1, warps_together(facts)) or facts.capability < _LEAST_CAPABILITY:
+    if anchor_of(kernel).warps not in (1, warps_together(facts)) or not facts.tensor_cores:
         return False
     if anchor_of(kernel).halves is not None:
         fitting = fits_held if anchor_of(kernel).held else fits
@@ -110,7 +108,7 @@ def pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFac
     A kernel that only reduces does so in registers, if it `keeps_sums`. Beside one that stores what it reduces, both together take half
     of an estimated time more, as two convolutions on an H200 did: 212 and 266 us instead of some 350.
     """
-    if facts.capability < _LEAST_CAPABILITY:
+    if not facts.tensor_cores:
         return False
     before, behind = (schedule_convolution(kernel, program, facts) for kernel in (first, second))
     if not isinstance(before, ChunkSchedule) or not isinstance(behind, ChunkSchedule) or not keeps_sums(first, before):

@@ -26,8 +26,6 @@ _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-_LEAST_CAPABILITY = 80
-_GROUPS_ON = 90  # the compute capability with wgmma
 _LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _FILLERS = 128  # threads
 QUAD = 4  # neighbours that a product which makes its right operand loads at once
@@ -86,7 +84,7 @@ class ProductSchedule:
 
 def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether there is a schedule for the product of `kernel` on the device."""
-    return facts.capability >= _LEAST_CAPABILITY and schedule_product(kernel, program, facts) is not None
+    return facts.tensor_cores and schedule_product(kernel, program, facts) is not None
 
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
@@ -94,7 +92,7 @@ def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | Non
 
     None where it cannot be laid out for it, or where its sums are better computed in pieces.
     """
-    if facts.capability < _LEAST_CAPABILITY or product_length(program, kernel, facts) < _product(kernel).inner:
+    if not facts.tensor_cores or product_length(program, kernel, facts) < _product(kernel).inner:
         return None
     plan = schedule_product(kernel, program, facts)
     return None if plan is None else plan.pieces
@@ -106,7 +104,7 @@ def fills(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     That is so where each place is made once, for all rows, and four neighbours of a channel are loaded at once.
     """
     product, filling = _product(kernel), _product(kernel).filling
-    if filling is None or facts.capability < _LEAST_CAPABILITY:
+    if filling is None or not facts.tensor_cores:
         return False
     packed = replace(kernel, anchor=replace(product, fills=False))
     plan, read = (schedule_product(each, program, facts) for each in (kernel, packed))
@@ -127,7 +125,7 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """
     product = _product(kernel)
     _, _, rows, columns = kernel.matrix
-    if product.arithmetic is not Arithmetic.TF32_THREE or facts.arch != "sm_90":
+    if product.arithmetic is not Arithmetic.TF32_THREE or not facts.warp_groups:
         return False
     if min(rows, columns, product.inner) < _LEAST_SIZE or not serves(program, kernel, facts):
         return False
@@ -191,10 +189,13 @@ def schedule_product(
 ) -> ProductSchedule | None:
     """The schedule that takes least time by estimate; None where no tile fits the device.
 
-    `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
+    `aligned` says that inputs start at a multiple of 16 bytes. Copies of others are narrower, by which another tile may be the best; but a
+    kernel that was made to reduce in pieces keeps to a tile that has as many.
     """
-    candidates = [_candidate(kernel, program, facts, tiling, aligned) for tiling in TILINGS]
-    return min(filter(None, candidates), key=lambda plan: plan.seconds, default=None)
+    found = [plan for tiling in TILINGS if (plan := _candidate(kernel, program, facts, tiling, aligned)) is not None]
+    if kernel.partials is not None:
+        found = [plan for plan in found if plan.pieces == kernel.partials.pieces.size] or found
+    return min(found, key=lambda plan: plan.seconds, default=None)
 
 
 def _candidate(
@@ -204,7 +205,7 @@ def _candidate(
     pieces, batch, rows, columns = kernel.matrix
     left = _access(program, product, product.left, batch, rows, aligned)
     right = _access(program, product, product.right, batch, columns, aligned)
-    if not tiling.serves(product, left, right) or (tiling.groups and facts.capability != _GROUPS_ON):
+    if not tiling.serves(product, left, right) or (tiling.groups and not facts.warp_groups):
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
         return None

@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import (
-    GROUP_ARCH,
     Convolution,
     few_channels,
     few_halves,
@@ -149,7 +148,7 @@ def handed_format(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> Anc
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     halves = any(node.args[0].meta["val"].dtype in HALVES for node in nodes)
     tried = _suits_halves(graph, facts) or _is_plain_product(graph)
-    multiplied = facts.arch == GROUP_ARCH and tried and not halves
+    multiplied = facts.warp_groups and tried and not halves
     return AnchorFormat.CALLER if multiplied and effort != "off" else anchor_formats(graph, facts)[0]
 
 
@@ -222,7 +221,7 @@ def _is_unsure(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
 def _suits_halves(graph: fx.GraphModule, facts: DeviceFacts) -> bool:
     """Whether a region has a large convolution that may be a product of halves: of halves, of few channels, or rounded to TF32."""
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
-    if facts.arch != GROUP_ARCH or len(nodes) != 1:
+    if not facts.warp_groups or len(nodes) != 1:
         return False
     (node,) = nodes
     x, stride, transposed, groups = node.args[0].meta["val"], node.args[3], node.args[6], node.args[8]

@@ -15,12 +15,14 @@ from fusepass.config import override
 from fusepass.dispatch.specialise import Specialiser
 from fusepass.report.report import Report
 from fusepass.structure import Template
+from fusepass.supported import check_versions
 
 _ADVICE = "pass a tuple of positional arguments, a dict of keyword arguments, or one tensor"
 
 
 def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) -> OptimizedModule:
     """See `fusepass.optimize`."""
+    check_versions()
     original = module_of(model, "optimize")
     with override(**options):  # says what is wrong with them
         pass
@@ -33,6 +35,7 @@ def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) 
 
 def explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
     """See `fusepass.explain`."""
+    check_versions()
     original = module_of(model, "explain")
     specialiser = Specialiser(original, {})
     traced = _prepare(specialiser, original, args, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch.utils.collect_env import get_pretty_env_info
 
 from fusepass.codegen import cache, cache_folders, toolchain
 from fusepass.codegen.build import build, load
@@ -63,9 +65,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks. ``str()`` is a table that fits the terminal."""
+    """All checks. ``str()`` is a table that fits the terminal.
+
+    Attributes:
+        checks: what was examined.
+        environment: what PyTorch's ``collect_env`` says of the machine, where it was asked.
+    """
 
     checks: tuple[Check, ...]
+    environment: str = ""
 
     @property
     def ok(self) -> bool:
@@ -83,14 +91,16 @@ class Diagnosis:
         for block, check in zip(lines[1:], self.checks, strict=True):
             if check.remedy:
                 block.extend(wrap(f"-> {check.remedy}", width, indent=6))
-        return "\n".join(line for block in lines for line in block)
+        found = "\n".join(line for block in lines for line in block)
+        return f"{found}\n\n{self.environment}" if self.environment else found
 
 
-def diagnose() -> Diagnosis:
+def diagnose(*, environment: bool = False) -> Diagnosis:
     """Examine Python, torch, the compilers and the cache, and build and run one kernel for each target.
 
     The kernels are built anew, beside the cache. Without a CUDA device none is run on it, and nvcc may be
-    missing. Never raises for what it finds.
+    missing. With `environment`, PyTorch describes the machine, too, for a report of a fault: that takes seconds.
+    Never raises for what it finds.
     """
     needs = [
         Check("python", True, platform.python_version()),
@@ -104,7 +114,7 @@ def diagnose() -> Diagnosis:
     ]
     if torch.cuda.is_available():
         needs.append(_kernel(Target.CUDA, torch.device("cuda", torch.cuda.current_device())))
-    return Diagnosis(tuple(needs))
+    return Diagnosis(tuple(needs), get_pretty_env_info() if environment else "")
 
 
 def _compiler(name: str, find: Callable[[], toolchain.Compiler]) -> Check:
@@ -117,9 +127,25 @@ def _compiler(name: str, find: Callable[[], toolchain.Compiler]) -> Check:
 
 def _nvcc() -> Check:
     check = _compiler("nvcc", toolchain.nvcc)
-    if check.ok or torch.cuda.is_available():
+    if check.ok:
+        return _of_torch(check)
+    if (library := toolchain.nvrtc()) is not None:
+        return Check(check.name, True, f"{check.found}; {library.version()} serves: {library.path}")
+    if torch.cuda.is_available():
         return check
     return Check(check.name, True, f"{check.found} (not needed without a GPU)")
+
+
+def _of_torch(nvcc: Check) -> Check:
+    """The check of an nvcc that runs; it fails where PyTorch refuses to build with that: its CUDA has another major version."""
+    release = re.search(r"release (\d+)\.", nvcc.found)
+    wanted = (torch.version.cuda or "").partition(".")[0]
+    if release is None or not wanted or release[1] == wanted:
+        return nvcc
+    remedy = (
+        "pip install 'fusepass[cuda13]'" if wanted == "13" else f"name the folder of one of CUDA {wanted} in CUDA_HOME"
+    )
+    return Check(nvcc.name, False, f"{nvcc.found}, but PyTorch is built for CUDA {wanted}", remedy)
 
 
 def _ninja() -> Check:

@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     tools.add_extract(commands.add_parser("extract", help="write a region as a program that builds and times itself"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--environment", action="store_true", help="add PyTorch's description of the machine")
     check.set_defaults(run=_doctor)
     actions = commands.add_parser("cache", help="look after the built libraries and measured choices on disk")
     names = actions.add_subparsers(required=True, metavar="ACTION")
@@ -175,7 +176,7 @@ def _write(report: Report, directory: Path) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    diagnosis = doctor.diagnose()
+    diagnosis = doctor.diagnose(environment=arguments.environment)
     print(diagnosis.to_json() if arguments.json else diagnosis)
     return 0 if diagnosis.ok else 1
 

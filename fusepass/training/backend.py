@@ -31,6 +31,7 @@ from fusepass.patterns.simplify import Application
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.memory import untraceable, unusual_kind
 from fusepass.structure import Template
+from fusepass.supported import check_versions
 from fusepass.training.attention import with_attention
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
@@ -60,6 +61,7 @@ def fusepass_backend(
         TypeError: an option is unknown.
         ValueError: an option is out of range, or there is no such mode.
     """
+    check_versions()
     if mode not in _MODES:
         raise ValueError(f"mode is {mode!r}; allowed is one of {', '.join(_MODES)}")
     return Backend(_named(graph), {**_MODES[mode], **(options or {})})(graph, example_inputs)

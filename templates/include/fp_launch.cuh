@@ -1,13 +1,23 @@
 // Launches: of kernels behind everything before them in a stream, or, where that is done again and again, as nodes of a graph (fp_replay.cuh).
 #pragma once
 
+#if !defined(__CUDACC_RTC__)  // which takes no host code
 namespace fp {
+
+#if !defined(FP_HOST)  // where fp_host.hpp has these
+// What CUDA knows a kernel by.
+template <auto Kernel>
+void* found() { return reinterpret_cast<void*>(Kernel); }
+
+template <auto Kernel, typename... Arguments>
+cudaError_t launch_on_device(cudaLaunchConfig_t& config, Arguments... arguments) { return cudaLaunchKernelEx(&config, Kernel, arguments...); }
+#endif
 
 // What is launched goes to a stream.
 template <auto Kernel, typename... Arguments>
 cudaError_t start(cudaLaunchConfig_t& config, void* stream, Arguments... arguments) {
     config.stream = static_cast<cudaStream_t>(stream);
-    return cudaLaunchKernelEx(&config, Kernel, arguments...);
+    return launch_on_device<Kernel>(config, arguments...);
 }
 
 inline cudaError_t zero(void* memory, std::size_t nbytes, void* stream) {
@@ -37,7 +47,7 @@ cudaError_t launch_as(const cudaLaunchAttribute* attribute, int blocks, int thre
     constexpr int always = 48 << 10;
     if (shared > always) {
         known(allowed, shared, [=] {
-            const cudaError_t error = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+            const cudaError_t error = cudaFuncSetAttribute(found<Kernel>(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
             return error == cudaSuccess ? shared : 0;  // else the launch fails, too
         });
     }
@@ -75,13 +85,13 @@ int launch_teams(int members, int teams, int threads, int shared, void* exchange
     cudaError_t error = cudaSuccess;
     const int resident = known(blocks, 1, [&] {
         int device = 0, multiprocessors = 0, each = 0;
-        error = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        error = cudaFuncSetAttribute(found<Kernel>(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
         if (error == cudaSuccess) {  // or the caches keep what the second block of a multiprocessor needs
-            error = cudaFuncSetAttribute(Kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+            error = cudaFuncSetAttribute(found<Kernel>(), cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
         }
         if (error == cudaSuccess) error = cudaGetDevice(&device);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-        if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, Kernel, threads, shared);
+        if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, found<Kernel>(), threads, shared);
         return error == cudaSuccess ? multiprocessors * each : 0;
     });
     if (error != cudaSuccess) return static_cast<int>(error);
@@ -98,3 +108,4 @@ int launch_teams(int members, int teams, int threads, int shared, void* exchange
 }
 
 }  // namespace fp
+#endif

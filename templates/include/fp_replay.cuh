@@ -1,6 +1,7 @@
 // Launches that are made again and again, as one CUDA graph: to launch that takes the host as long as one kernel.
 #pragma once
 
+#if !defined(__CUDACC_RTC__)
 namespace fp {
 
 // What a function launches as the nodes of a graph, each behind the one before it. Where it is called again, for other pointers, the nodes
@@ -31,7 +32,7 @@ public:
         const bool changed = (differs(arguments) | ...);
         void* pointers[] = {&arguments...};
         cudaKernelNodeParams node = {};
-        node.func = reinterpret_cast<void*>(Kernel);
+        node.func = found<Kernel>();
         node.gridDim = config.gridDim;
         node.blockDim = config.blockDim;
         node.sharedMemBytes = unsigned(config.dynamicSmemBytes);
@@ -217,3 +218,4 @@ private:
 };
 
 }  // namespace fp
+#endif

@@ -74,9 +74,13 @@ def digests(group: str, workload: Workload) -> Digests:
     return {name: _digest(found) if isinstance(found, list) else found for name, found in sources(group, workload)}
 
 
-def sources(group: str, workload: Workload) -> Iterator[tuple[str, list[Source] | str]]:
-    """The sources of each candidate, those for memory that is not aligned among them, or why there are none."""
-    _, kind, facts = GROUPS[group]
+def sources(
+    group: str, workload: Workload, facts: DeviceFacts | None = None
+) -> Iterator[tuple[str, list[Source] | str]]:
+    """The sources of each candidate, those for memory that is not aligned among them, or why there are none; for another device
+    than the group's if there are `facts`."""
+    _, kind, usual = GROUPS[group]
+    facts = facts or usual
     with _generating_for(facts):
         for prefix, work in kind(workload, facts):
             name = prefix + work.region.name

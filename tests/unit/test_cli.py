@@ -335,11 +335,22 @@ def test_doctor_ends_with_what_it_found(
     ok: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = doctor.Diagnosis((doctor.Check("ninja", ok, "1.13", "" if ok else "pip install ninja"),))
-    monkeypatch.setattr(doctor, "diagnose", lambda: found)
+    monkeypatch.setattr(doctor, "diagnose", lambda environment: found)
     assert main.main(["doctor"]) == (0 if ok else 1)
     assert capsys.readouterr().out == f"{found}\n"
     assert main.main(["doctor", "--json"]) == (0 if ok else 1)
     assert json.loads(capsys.readouterr().out)["ok"] is ok
+
+
+def test_doctor_adds_what_pytorch_says_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "get_pretty_env_info", lambda: "PyTorch version: of this machine")
+    for name in ("_kernel", "_nvcc", "_cache", "_calls"):
+        monkeypatch.setattr(doctor, name, lambda *_: doctor.Check("left out", True, ""))
+    assert main.main(["doctor", "--environment"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nPyTorch version: of this machine\n")
+    assert doctor.diagnose().environment == ""
 
 
 def test_as_a_program(net: str, cache_dir: Path) -> None:

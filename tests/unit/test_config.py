@@ -86,6 +86,7 @@ def test_defaults() -> None:
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
         ("FUSEPASS_CUDA_GRAPHS", "Auto", "cuda_graphs", "auto"),
         ("FUSEPASS_CUDA_GRAPHS", "off", "cuda_graphs", False),
+        ("FUSEPASS_CUDA_COMPILER", "NVRTC", "cuda_compiler", "nvrtc"),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
         ("FUSEPASS_METHODS", "fused", "methods", "fused"),
     ],
@@ -161,7 +162,8 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False, auto"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
-        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
+        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("cuda_compiler", "gcc", "nvcc, nvrtc"),
+        ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"),
     ],
 )  # fmt: skip

@@ -29,6 +29,7 @@ RENDER = "fusepass.codegen.render"
 SEARCH = "fusepass.codegen.search"
 TEMPLATES = "fusepass.templates"
 COLLECTOR, MEASURE, STRUCTURE = "fusepass.garbage", "fusepass.measure", "fusepass.structure"
+SUPPORTED = "fusepass.supported"
 RUNTIME, GUARDS, CAPTURE = "fusepass.runtime", "fusepass.guards", "fusepass.capture"
 REPORT, NUMERICS, AUTOTUNE, COMPILE = "fusepass.report", "fusepass.numerics", "fusepass.autotune", "fusepass.compile"
 TRAINING, PROFILING = "fusepass.training", "fusepass.profiling"
@@ -44,6 +45,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     COLLECTOR: frozenset(),
     MEASURE: frozenset(),
     STRUCTURE: frozenset(),
+    SUPPORTED: frozenset(),
     TEMPLATES: frozenset(),
     IR: frozenset(),
     SOURCE: frozenset(),
@@ -66,11 +68,11 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     NUMERICS: GRAPHS,
     AUTOTUNE: GRAPHS | {RUNTIME, REPORT, NUMERICS},
     COMPILE: GRAPHS | {RUNTIME, REPORT, AUTOTUNE},
-    TRAINING: GRAPHS | {CAPTURE, RUNTIME, COMPILE},
+    TRAINING: GRAPHS | {CAPTURE, RUNTIME, COMPILE, SUPPORTED},
     PROFILING: GRAPHS | {RUNTIME, REPORT, NUMERICS, AUTOTUNE, COMPILE},
     DISPATCH: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, COMPILE, TRAINING, PROFILING},
-    API: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, NUMERICS, PROFILING, DISPATCH},
-    DOOR: frozenset({API, REPORT, PROFILING, COLLECTOR}),
+    API: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, NUMERICS, PROFILING, DISPATCH, SUPPORTED},
+    DOOR: frozenset({API, REPORT, PROFILING, COLLECTOR, SUPPORTED}),
     CLI: GRAPHS | {RUNTIME, REPORT, NUMERICS, DOOR},
     MAIN: frozenset({CLI}),
 }

@@ -21,6 +21,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.render.cuda_direct import Direct
+from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError, ScheduleError
 from tests.support.convolutions import HALVED, Across, generated_pooling
@@ -144,10 +145,30 @@ def test_sums_in_pieces_are_reduced_from_memory() -> None:
     assert kernel.rows[0].size > 1
 
 
+def test_a_product_of_what_begins_anywhere_keeps_to_its_pieces() -> None:
+    """Else another tile would be the best."""
+    facts = DeviceFacts.described("sm_120")
+    x, w = torch.randn(4096, 128), torch.randn(1024, 128)
+    options = replace(pass_options(facts, AnchorSource.GENERATED), longest_cached_row=100)
+    program = region(lambda x, w: (x @ w.t()).softmax(1), x, w).passed(options)
+    kernel = product_of(program)
+    assert kernel.partials is not None
+    plans = [schedule_product(kernel, program, facts, aligned=aligned) for aligned in (True, False)]
+    assert [plan.pieces for plan in plans if plan] == 2 * [kernel.partials.pieces.size]
+    assert "reduced in 16 pieces" in describe(program, kernel, facts)
+    render(program, facts, aligned=False)
+
+
 def test_another_tile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     program = halved("2d, a border of whole vectors")
-    assert "reduced in " in describe(program, product_of(program), H200)
-    with_tiles(monkeypatch, groups=True)
+    kernel = product_of(program)
+    assert "reduced in " in describe(program, kernel, H200)
+    assert kernel.partials is not None
+    for tiling in TILINGS:
+        monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
+        plan = schedule_product(kernel, program, H200)
+        if plan is not None and plan.pieces != kernel.partials.pieces.size:
+            break
     with pytest.raises(ScheduleError, match="pieces"):
         render(program, H200)
 

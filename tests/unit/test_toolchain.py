@@ -34,6 +34,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(folder))
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(toolchain, "_pip_nvcc", lambda: None)
     return folder
 
 
@@ -68,8 +69,57 @@ def test_cuda_home_goes_before_the_path(path: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     assert toolchain.nvcc().path == of_home
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "empty"))
-    with pytest.raises(BuildError, match=r"no nvcc in .*empty/bin; install the CUDA toolkit.*CUDA_HOME"):
+    with pytest.raises(BuildError, match=r"no nvcc in .*empty/bin; .*fusepass\[cuda13\].*CUDA_HOME"):
         toolchain.nvcc()
+
+
+def test_pip_s_nvcc_goes_before_the_path(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(path / "nvcc")
+    of_pip = program(tmp_path / "cu13" / "bin" / "nvcc")
+    of_home = program(tmp_path / "cuda" / "bin" / "nvcc")
+    monkeypatch.setattr(toolchain, "_pip_nvcc", lambda: str(of_pip))
+    assert toolchain.nvcc().path == of_pip
+    assert toolchain.cuda_home() == tmp_path / "cu13"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert toolchain.nvcc().path == of_home
+
+
+def test_pip_s_nvcc_is_asked_for_where_its_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder = SimpleNamespace(find_nvidia_binary_utility=lambda name: f"/somewhere/{name}")
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", finder)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    find = toolchain._pip_nvcc.__wrapped__
+    assert find() is None
+    (tmp_path / "nvidia_cuda_nvcc-13.0.dist-info").mkdir()
+    (tmp_path / "nvidia_cuda_nvcc-13.0.dist-info" / "METADATA").write_text("Name: nvidia-cuda-nvcc\nVersion: 13.0\n")
+    assert find() == "/somewhere/nvcc"
+
+
+def test_the_toolkit_is_that_of_the_nvcc_that_runs(path: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "cuda" / "bin" / "nvcc")
+    (real.parent / "nvcc.profile").touch()
+    linked = path / "nvcc"
+    linked.symlink_to(real)
+    assert toolchain.cuda_home() == tmp_path / "cuda"
+    linked.unlink()
+    toolchain._home_of.cache_clear()
+    program(path / "nvcc", f"echo '#$ TOP={real.parent}/..' >&2")
+    assert toolchain.cuda_home() == tmp_path / "cuda"
+    toolchain._home_of.cache_clear()
+    program(path / "nvcc")
+    assert toolchain.cuda_home() == tmp_path
+
+
+def test_the_runtime_library_is_named_where_the_linker_would_not_find_it(tmp_path: Path) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    assert toolchain.versioned_cudart(tmp_path) is None
+    (folder / "libcudart.so.13").touch()
+    assert toolchain.versioned_cudart(tmp_path) == folder / "libcudart.so.13"
+    (folder / "libcudart.so").touch()
+    assert toolchain.versioned_cudart(tmp_path) is None
 
 
 def test_ninja_beside_this_python_is_found(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
