@@ -112,13 +112,13 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
     def condition(bound: Bound) -> Bound:
         return Bound(along(bound.index), bound.low, bound.high) if anywhere else _split_bound(bound, axis, lane)
 
-    return map_values(kernel, lambda value: _with_indices(value, along, condition, builder), along)
+    return map_values(kernel, _with_indices(along, condition, builder), along)
 
 
 def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
     """A value of a kernel after `split`."""
     along, condition = partial(split_index, axis=axis, lane=lane), partial(_split_bound, axis=axis, lane=lane)
-    return _with_indices(value, along, condition, builder)
+    return _with_indices(along, condition, builder)(value)
 
 
 def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
@@ -134,9 +134,9 @@ def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
 
 
 def _with_indices(
-    value: Expr, along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
-) -> Expr:
-    """`value` with what `along` makes of all indices, and `condition` of what masks ask."""
+    along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
+) -> Callable[[Expr], Expr]:
+    """Gives values with what `along` makes of all indices, and `condition` of what masks ask."""
 
     def leaf(node: Expr) -> Expr | None:
         match node:
@@ -153,12 +153,12 @@ def _with_indices(
             case _:
                 return None
 
-    return builder.rewrite(value, leaf=leaf)
+    return builder.rewriting(leaf=leaf)
 
 
 def _moved(kernel: Kernel, axes: Mapping[Axis, Index], builder: Builder) -> Kernel:
     """`kernel` with `axes` replaced in every index; its axis lists are left as they are."""
-    return map_values(kernel, lambda value: builder.rewrite(value, axes), lambda index: index.substitute(axes))
+    return map_values(kernel, builder.rewriting(axes), lambda index: index.substitute(axes))
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:
