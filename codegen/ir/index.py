@@ -173,12 +173,8 @@ class Index:
 
     def substitute(self, replace: Mapping[Axis, Index]) -> Index:
         """The value after replacing axes by indices, normalised again."""
-        if not any(axis in replace for axis in self.axes):
-            return self
-        result = Index(self.constant)
-        for atom, c in self.terms:
-            result = result + _substitute_atom(atom, replace) * c
-        return result
+        moved = tuple([(axis, replace[axis]) for axis in self.axes if axis in replace])
+        return _substituted(self, moved) if moved else self
 
     def __str__(self) -> str:
         parts = [str(atom) if c == 1 else f"{c}*{atom}" for atom, c in self.terms]
@@ -273,6 +269,14 @@ def _times(index: Index, factor: int) -> Index:
     if factor == 0:
         return Index()
     return Index(index.constant * factor, tuple((atom, c * factor) for atom, c in index.terms))
+
+
+@lru_cache(maxsize=_KEPT)
+def _substituted(index: Index, moved: tuple[tuple[Axis, Index], ...]) -> Index:
+    replace, result = dict(moved), Index(index.constant)
+    for atom, c in index.terms:
+        result = result + _substitute_atom(atom, replace) * c
+    return result
 
 
 def _order(item: tuple[Atom, int]) -> tuple[int, str]:

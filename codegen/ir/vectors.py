@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
@@ -18,6 +18,7 @@ from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 ACCESS = 16  # bytes of the widest access of one thread
 _LEAST_ACCESS = 4  # for several elements
 _MOST = 4 * ACCESS  # of a window's points that are loaded together
+_KEPT = 1 << 12  # results that are remembered, as all rules for schedules ask for them
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
     )
 
 
+@lru_cache(maxsize=_KEPT)
 def split_index(index: Index, axis: Axis, lane: Axis) -> Index:
     """`index` after `split`: a quotient that is the same for the whole vector no longer mentions `lane`."""
     result = Index(index.constant)
@@ -227,6 +229,7 @@ def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
     return inner // divisor if isinstance(atom, FloorDiv) else inner % divisor
 
 
+@lru_cache(maxsize=_KEPT)
 def alignment(index: Index, axis: Axis, width: int) -> int:
     """A number that divides `index` wherever `axis` is a multiple of `width`; 0 where the index is always 0."""
     found = index.constant
