@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import compileall
 import functools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +81,26 @@ def _child(name: str, implementation: str, size: str, device: str) -> float:
         return time.perf_counter() - start
 
 
+def _networks(arguments: Sequence[str]) -> None:
+    from benchmarks.first_networks import measured, networks
+    from benchmarks.public import INFERENCE
+
+    every = [network.name for network in INFERENCE]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="*", metavar="NAME", choices=every, help="all by default")
+    parser.add_argument("--one", choices=every, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of each process")
+    told = parser.parse_args(arguments)
+    if told.one:
+        print(json.dumps(asdict(measured(told.one, told.device))))
+    else:
+        networks(told.networks or every, told.device, told.timeout)
+
+
 if __name__ == "__main__":
     sys.path.append(str(ROOT))
-    print(_child(*sys.argv[1:]))
+    if sys.argv[1:2] and sys.argv[1].startswith("--"):
+        _networks(sys.argv[1:])
+    else:
+        print(_child(*sys.argv[1:]))

@@ -109,7 +109,8 @@ class Forms:
                 raise OfOneSize(program.name)
             family.count_build(program.name)
             family.special[generated.source.text] = _Special(program, self._round)
-            return replace(generated, sizes=f"for these sizes alone: {reason}" if reason else "")
+            # Else as it is: it knows its source, which takes long to render.
+            return replace(generated, sizes=f"for these sizes alone: {reason}") if reason else generated
 
     def unaligned(self, generated: Generated) -> Source:
         """The source of a `generated` that serves several sizes, for inputs that are aligned to nothing.

@@ -7,7 +7,7 @@ common subexpressions are shared. Everything a kernel computes per element is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.dtype import DType
@@ -124,8 +124,13 @@ class Prefix:
 Expr = Load | Gather | Const | Apply | Position | Masked | Window | ReductionResult | Prefix
 
 
+_LEAVES = frozenset({Load, Const, Position, ReductionResult, Prefix})
+
+
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Direct subexpressions."""
+    if type(expr) in _LEAVES:
+        return ()
     match expr:
         case Apply(args=args):
             return args
@@ -139,18 +144,22 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct node below `roots`, operands first."""
+def walk(*roots: Expr, but: Container[int] = ()) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands first; nothing `but` what is not there already, by identity."""
     seen: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    stack: list[Expr | tuple[Expr]] = list(reversed(roots))
     while stack:
-        node, done = stack.pop()
-        if done:
-            yield node
-        elif id(node) not in seen:
+        node = stack.pop()
+        if isinstance(node, tuple):  # its operands are through
+            yield node[0]
+        elif id(node) not in seen and id(node) not in but:
             seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            below = children(node)
+            if below:
+                stack.append((node,))
+                stack.extend(reversed(below))
+            else:
+                yield node
 
 
 def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: bool = False) -> Iterator[Expr]:
@@ -332,11 +341,25 @@ class Builder:
 
         `leaf` sees nodes whose axes are already replaced; it must not need its result rewritten again.
         """
-        axes = axes or {}
+        return self.rewriting(axes, leaf)(root)
+
+    def rewriting(
+        self,
+        axes: Mapping[Axis, Index] | None = None,
+        leaf: Callable[[Expr], Expr | None] = lambda _: None,
+    ) -> Callable[[Expr], Expr]:
+        """`rewrite` for several roots: what they have in common is rewritten once, so `leaf` must say the same each time."""
+        replaced = axes or {}
         done: dict[int, Expr] = {}
-        for node in walk(root):
-            done[id(node)] = self._rebuild(node, axes, done, leaf)
-        return done[id(root)]
+        roots: list[Expr] = []  # `done` is keyed by identity
+
+        def rewrite(root: Expr) -> Expr:
+            roots.append(root)
+            for node in walk(root, but=done):
+                done[id(node)] = self._rebuild(node, replaced, done, leaf)
+            return done[id(root)]
+
+        return rewrite
 
     def _rebuild(
         self, node: Expr, axes: Mapping[Axis, Index], done: dict[int, Expr], leaf: Callable[[Expr], Expr | None]

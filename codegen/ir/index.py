@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import combinations, product
 from math import prod
 
 _MOST_POINTS = 4096  # that are gone through for bounds
 _WIDE = 1 << 31
+_KEPT = (
+    1 << 13
+)  # results of each operation that are remembered: kernels, schedules and candidates ask for the same ones over and over
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,28 @@ class Index:
     constant: int = 0
     terms: tuple[tuple[Atom, int], ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.constant, self.terms))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Index, (self.constant, self.terms)  # hashes of names differ between processes
+
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
-            return Index(self.constant + other, self.terms)
-        return _normal(self.constant + other.constant, (*self.terms, *other.terms))
+            return Index(self.constant + other, self.terms) if other else self
+        return _sum(self, other)
 
     def __sub__(self, other: Index | int) -> Index:
         return self + (-other if isinstance(other, int) else other * -1)
 
     def __mul__(self, factor: int) -> Index:
-        if factor == 0:
-            return Index()
-        return Index(self.constant * factor, tuple((atom, c * factor) for atom, c in self.terms))
+        return self if factor == 1 else _times(self, factor)
 
+    @lru_cache(maxsize=_KEPT)  # noqa: B019, bounded, and an index owns nothing
     def __floordiv__(self, divisor: int) -> Index:
         whole, rest = self._split(divisor)
         low, high = rest.bounds
@@ -83,6 +95,7 @@ class Index:
                 return whole + atom.index // (atom.divisor * divisor)
         return whole + Index(0, ((FloorDiv(rest, divisor), 1),))
 
+    @lru_cache(maxsize=_KEPT)  # noqa: B019
     def __mod__(self, divisor: int) -> Index:
         _, rest = self._split(divisor)
         low, high = rest.bounds
@@ -160,12 +173,8 @@ class Index:
 
     def substitute(self, replace: Mapping[Axis, Index]) -> Index:
         """The value after replacing axes by indices, normalised again."""
-        if not any(axis in replace for axis in self.axes):
-            return self
-        result = Index(self.constant)
-        for atom, c in self.terms:
-            result = result + _substitute_atom(atom, replace) * c
-        return result
+        moved = tuple([(axis, replace[axis]) for axis in self.axes if axis in replace])
+        return _substituted(self, moved) if moved else self
 
     def __str__(self) -> str:
         parts = [str(atom) if c == 1 else f"{c}*{atom}" for atom, c in self.terms]
@@ -248,6 +257,26 @@ def _substitute_atom(atom: Atom, replace: Mapping[Axis, Index]) -> Index:
         return replace[atom] if atom in replace else axis_index(atom)
     inner = atom.index.substitute(replace)
     return inner // atom.divisor if isinstance(atom, FloorDiv) else inner % atom.divisor
+
+
+@lru_cache(maxsize=_KEPT)
+def _sum(a: Index, b: Index) -> Index:
+    return _normal(a.constant + b.constant, (*a.terms, *b.terms))
+
+
+@lru_cache(maxsize=_KEPT)
+def _times(index: Index, factor: int) -> Index:
+    if factor == 0:
+        return Index()
+    return Index(index.constant * factor, tuple((atom, c * factor) for atom, c in index.terms))
+
+
+@lru_cache(maxsize=_KEPT)
+def _substituted(index: Index, moved: tuple[tuple[Axis, Index], ...]) -> Index:
+    replace, result = dict(moved), Index(index.constant)
+    for atom, c in index.terms:
+        result = result + _substitute_atom(atom, replace) * c
+    return result
 
 
 def _order(item: tuple[Atom, int]) -> tuple[int, str]:

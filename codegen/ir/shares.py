@@ -49,7 +49,7 @@ def _with_shares(kernel: Kernel, total: Reduction, program: Program, builder: Bu
             return None
         return share if _is_total(node.args[1], total.name, top) else None
 
-    changed = map_values(kernel, lambda root: builder.rewrite(root, leaf=leaf), lambda index: index)
+    changed = map_values(kernel, builder.rewriting(leaf=leaf), lambda index: index)
     swept = tuple(
         tuple(sum_of_powers if r.name == total.name else r for r in reduction_loop)
         for reduction_loop in changed.reduction_loops

@@ -44,9 +44,7 @@ def split_statistics(kernel: Kernel, builder: Builder) -> Kernel:
             second += after
             replaced |= {(reduction.name, number): part for number, part in enumerate(parts)}
         reduction_loops += [tuple(reductions) for reductions in (first, second) if reductions]
-    stores = map_values(
-        replace(kernel, reduction_loops=()), lambda value: builder.rewrite(value, leaf=leaf), lambda i: i
-    )
+    stores = map_values(replace(kernel, reduction_loops=()), builder.rewriting(leaf=leaf), lambda i: i)
     return replace(stores, reduction_loops=tuple(reduction_loops))
 
 

@@ -27,7 +27,7 @@ def unroll_windows(kernel: Kernel, builder: Builder, most: int) -> Kernel:
             return None
         return _chain(node, builder)
 
-    return map_values(kernel, lambda value: builder.rewrite(value, leaf=leaf), lambda index: index)
+    return map_values(kernel, builder.rewriting(leaf=leaf), lambda index: index)
 
 
 def _chain(window: Window, builder: Builder) -> Expr:

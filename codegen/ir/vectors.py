@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import gcd, prod
 
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
@@ -18,6 +18,7 @@ from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 ACCESS = 16  # bytes of the widest access of one thread
 _LEAST_ACCESS = 4  # for several elements
 _MOST = 4 * ACCESS  # of a window's points that are loaded together
+_KEPT = 1 << 12  # results that are remembered, as all rules for schedules ask for them
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,13 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
     def condition(bound: Bound) -> Bound:
         return Bound(along(bound.index), bound.low, bound.high) if anywhere else _split_bound(bound, axis, lane)
 
-    return map_values(kernel, lambda value: _with_indices(value, along, condition, builder), along)
+    return map_values(kernel, _with_indices(along, condition, builder), along)
 
 
 def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
     """A value of a kernel after `split`."""
     along, condition = partial(split_index, axis=axis, lane=lane), partial(_split_bound, axis=axis, lane=lane)
-    return _with_indices(value, along, condition, builder)
+    return _with_indices(along, condition, builder)(value)
 
 
 def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
@@ -134,9 +135,9 @@ def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
 
 
 def _with_indices(
-    value: Expr, along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
-) -> Expr:
-    """`value` with what `along` makes of all indices, and `condition` of what masks ask."""
+    along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
+) -> Callable[[Expr], Expr]:
+    """Gives values with what `along` makes of all indices, and `condition` of what masks ask."""
 
     def leaf(node: Expr) -> Expr | None:
         match node:
@@ -153,12 +154,12 @@ def _with_indices(
             case _:
                 return None
 
-    return builder.rewrite(value, leaf=leaf)
+    return builder.rewriting(leaf=leaf)
 
 
 def _moved(kernel: Kernel, axes: Mapping[Axis, Index], builder: Builder) -> Kernel:
     """`kernel` with `axes` replaced in every index; its axis lists are left as they are."""
-    return map_values(kernel, lambda value: builder.rewrite(value, axes), lambda index: index.substitute(axes))
+    return map_values(kernel, builder.rewriting(axes), lambda index: index.substitute(axes))
 
 
 def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Kernel:
@@ -186,6 +187,7 @@ def map_values(kernel: Kernel, value: Callable[[Expr], Expr], index: Callable[[I
     )
 
 
+@lru_cache(maxsize=_KEPT)
 def split_index(index: Index, axis: Axis, lane: Axis) -> Index:
     """`index` after `split`: a quotient that is the same for the whole vector no longer mentions `lane`."""
     result = Index(index.constant)
@@ -227,6 +229,7 @@ def _split_atom(atom: Atom, axis: Axis, lane: Axis) -> Index:
     return inner // divisor if isinstance(atom, FloorDiv) else inner % divisor
 
 
+@lru_cache(maxsize=_KEPT)
 def alignment(index: Index, axis: Axis, width: int) -> int:
     """A number that divides `index` wherever `axis` is a multiple of `width`; 0 where the index is always 0."""
     found = index.constant

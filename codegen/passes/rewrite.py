@@ -17,7 +17,7 @@ def rewrite_kernel(
 ) -> Kernel:
     """`kernel` with `axes` replaced everywhere and `leaf` applied to every node; its axis lists are left as they are."""
     moved = axes or {}
-    return map_values(kernel, lambda value: builder.rewrite(value, moved, leaf), lambda index: index.substitute(moved))
+    return map_values(kernel, builder.rewriting(moved, leaf), lambda index: index.substitute(moved))
 
 
 def indices(kernel: Kernel) -> Iterator[Index]:

@@ -63,7 +63,7 @@ def _laid_out(program: Program, builder: Builder, kernel: Kernel, found: Beginni
     def leaf(node: Expr) -> Expr | None:
         return copies.get(node) if isinstance(node, Load) else None
 
-    reading = map_values(kernel, lambda value: builder.rewrite(value, leaf=leaf), lambda index: index)
+    reading = map_values(kernel, builder.rewriting(leaf=leaf), lambda index: index)
     return program, filling, reading
 
 

@@ -22,7 +22,7 @@ from fusepass.codegen.render.cuda_ends import Ends
 from fusepass.codegen.render.cuda_frame import Around, Frame, without_unused
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_line_windows import LineWindows
-from fusepass.codegen.render.cuda_loads import Ahead, declare, load_one, load_steps, loads_ahead
+from fusepass.codegen.render.cuda_loads import Ahead, by_turns, declare, load_steps, load_turns, loads_ahead
 from fusepass.codegen.render.cuda_output_tile import OutputTiles
 from fusepass.codegen.render.cuda_over_rows import OverRows
 from fusepass.codegen.render.cuda_planes import PlaneTiles
@@ -39,6 +39,7 @@ from fusepass.codegen.render.cuda_states import (
 from fusepass.codegen.render.cuda_stores import write_store
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.cuda_transpose import SharedTranspose, exchanges
+from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -239,6 +240,7 @@ class KernelWriter:
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
         if self.over_rows is not None and self.schedule.early and phase.states and not phase.known:
             ahead = self.over_rows.brought(ahead, steps)
+        ahead = in_turns(frame, phase.roots, ahead)
         early = [each for each in ahead if not each.late and not each.under_way]
         if frame.unroll > 1 and early:
             load_steps(frame, steps, tile, start, early)
@@ -279,13 +281,14 @@ class KernelWriter:
         frame.define_step(step)
         if not tile.once:
             frame.define_position(step, tile, number)
-        for each in ahead:
-            if (frame.unroll > 1 or each.under_way) and not each.late:
-                if not each.lanes:
+        for turns in by_turns(ahead):
+            first = turns[0]
+            if (frame.unroll == 1 and not first.under_way) or first.late:
+                step.lines.append(declare(frame, first))
+                load_turns(frame, step, turns)
+            elif not first.lanes:
+                for each in turns:
                     step.bind(each.load, each.of_step(frame))
-            else:
-                step.lines.append(declare(frame, each))
-                load_one(frame, step, each, each.name)
         around = Around([], [], [], [])
         step.lines += self.places.taken(phase.known, number)
         around.after_lanes.extend(self.places.left(phase.made, number))
@@ -342,6 +345,8 @@ class KernelWriter:
         for each in ahead:
             if each.lanes:
                 lanes.bind(each.load, f"{each.of_step(self.frame)}[{self.v}]")
+        for whole, value in (each.whole for each in ahead if each.whole):
+            lanes.bind(whole, lanes.value(value))
         for kept in phase.known:
             (lanes if self.frame.has_lanes(kept.node) else step).bind(kept.node, self.places.element(kept))
         for exchange in self.exchanged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.guards import Guard, guarded_loads
@@ -30,6 +31,8 @@ class Ahead:
         stays: whether all rows need it, so that the cache should have it.
         late: whether a step issues it for itself: those of all steps would take the registers that hold the row.
         staged: where the vectors of the first steps wait in shared memory, if they do.
+        turn: its number among loads into one variable, of which a thread needs one.
+        whole: what that variable is whichever was loaded, and as which value of this load, if it is a concatenation as it is.
     """
 
     load: Load
@@ -42,6 +45,8 @@ class Ahead:
     stays: bool = False
     late: bool = False
     staged: str = ""
+    turn: int = 0
+    whole: tuple[Expr, Expr] | None = None
 
     def of_step(self, frame: Frame) -> str:
         """The C text of what step `u` loaded."""
@@ -117,7 +122,7 @@ def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
 
 def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
     """Declare and load for all steps; a step past the end loads what the last vector has."""
-    scope.lines += [declare(frame, each) for each in ahead]
+    scope.lines += [declare(frame, each) for each in ahead if not each.turn]
     first = [each for each in ahead if each.same]
     if first:
         lines = _loads(frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else start, first)
@@ -139,14 +144,39 @@ def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[
     frame.define_step(inner)
     if not tile.once:
         frame.define_position(inner, tile, number)
-    for each in ahead:
-        load_one(frame, inner, each, each.of_step(frame))
+    for turns in by_turns(ahead):
+        load_turns(frame, inner, turns)
     return without_unused(inner.lines)
+
+
+def by_turns(ahead: Sequence[Ahead]) -> Iterator[list[Ahead]]:
+    """`ahead`, those together that are loaded into one variable."""
+    return (list(turns) for _, turns in groupby(ahead, key=lambda each: each.name))
+
+
+def load_turns(frame: Frame, scope: Scope, turns: Sequence[Ahead]) -> None:
+    """Load what a step needs of those that take turns."""
+    if len(turns) == 1:
+        load_one(frame, scope, turns[0], turns[0].of_step(frame))
+        return
+    inside = [scope.child(conditional=True) for _ in turns]
+    for each, own in zip(turns, inside, strict=True):
+        _load(frame, own, each, each.of_step(frame))
+    conditions = [scope.condition(each.guard) for each in turns]
+    for each, own, condition in zip(turns, inside, conditions, strict=True):
+        scope.lines += block(f"{'else ' if each.turn else ''}if ({condition})", own.lines)
 
 
 def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
     """Load into `target` where the guard holds."""
     inside = scope.child(conditional=True) if each.guard else scope
+    _load(frame, inside, each, target)
+    if each.guard:
+        scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
+
+
+def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
+    """Load into `target` whatever the guard says."""
     pointer, index = frame.pointers[each.load.buffer], each.load.index
     once = each.load.buffer in frame.schedule.once and not frame.again
     if each.wide:
@@ -183,8 +213,6 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = fp::load<fp::Reuse::none>({pointer} + {inside.operand(index)});")
     else:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
-    if each.guard:
-        scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
 
 
 def _staged_or(frame: Frame, place: str, call: str) -> str:

@@ -22,7 +22,7 @@ from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.row_pieces import in_row_pieces
 from fusepass.codegen.schedule.rows import inner, prefers_rows
 from fusepass.codegen.schedule.scan import scan
-from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.shape import Shape, shape_of
 from fusepass.codegen.schedule.team import team
 from fusepass.errors import ScheduleError
 
@@ -84,7 +84,7 @@ class _Choice:
 
 def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
     if kernel.partials is not None and kernel.reduction_loops:
-        shape = Shape(kernel, program, facts, aligned)
+        shape = shape_of(kernel, program, facts, aligned=aligned)
         return _Choice(shape, in_row_pieces(shape, kernel.partials))
     if kernel.partials is not None:
         return _in_pieces(kernel, program, facts, aligned, kernel.partials.pieces.size)
@@ -95,7 +95,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
         return _Choice(shape, transposing(shape, columns, together), together)
     if kernel.scans:
         return _Choice(*scan(kernel, program, facts, aligned=aligned))
-    shape = Shape(kernel, program, facts, aligned)
+    shape = shape_of(kernel, program, facts, aligned=aligned)
     if kernel.is_pointwise:
         if has_deep_windows(kernel):
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
@@ -117,7 +117,7 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
 
 def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, pieces: int) -> _Choice:
     """What is reduced over positions is so in output tiles, of which an image has so many."""
-    shape = Shape(kernel, program, facts, aligned)
+    shape = shape_of(kernel, program, facts, aligned=aligned)
     # Tiles of inputs that begin anywhere may be larger.
     found = output_tiles(shape, pieces=pieces) or output_tiles(shape, pieces=pieces, least=1)
     if not found:

@@ -14,7 +14,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.lanes import lanes_of_row, packs, resident_blocks, words_held
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.rows import inner, prefers_rows, transposed_stores
-from fusepass.codegen.schedule.shape import Shape, ceil
+from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 from fusepass.codegen.schedule.team import may_buffer
 from fusepass.errors import ScheduleError
 
@@ -27,7 +27,7 @@ _MOST_WORDS = 64  # of a thread, beside weights or with what it takes to unpack 
 
 def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     """Blocks that should share each row of `kernel`; 1 where one has room for it, or two have not, or a circular buffer of a team's is better."""
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     if not facts.clusters or shape.single or shape.col_axis is None or not shape.rows:
         return 1

@@ -24,7 +24,7 @@ from fusepass.codegen.schedule.rows import (
     transposed_stores,
     unroll_of,
 )
-from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below
+from fusepass.codegen.schedule.shape import LINE, SECTOR, Shape, ceil, most_elements, power_below, shape_of
 from fusepass.codegen.schedule.transpose import exchanged
 
 _KEPT_THREADS = 256  # per block, up to which columns are shared by more threads than have room for them
@@ -52,7 +52,7 @@ def stays(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     """Whether `kernel` needs columns again, and has them on the chip then where each block takes whole ones."""
     if not kernel.reduction_loops or kernel.scans:
         return False
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     return not shape.single and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING
 
 

@@ -21,7 +21,7 @@ from fusepass.codegen.ir.vectors import across, is_vector, split_index
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import STATIC_SHARED, prefers_rows, transposed_stores
-from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil
+from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, shape_of
 from fusepass.codegen.schedule.team import AT_ONCE, NEARER, UNDER_WAY
 
 _THREADS = 512  # of a block, at most
@@ -37,7 +37,7 @@ _SUMS = 16  # bytes of what moments are merged as
 
 def strip_team(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int, int] | None:
     """(blocks of a team, teams, rows of a strip) where strips read clearly less memory than any other schedule of `kernel`."""
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     if shape.single or not shape.rows or not shape.cols or len(kernel.reduction_loops) != 1 or not facts.copies:
         return None
     side, span = _side_by_side(shape)

@@ -12,7 +12,7 @@ from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE, output_tiles, patches_of_image
 from fusepass.codegen.schedule.output_tile_work import CLOCK, SHARP, instructions
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.shape import shape_of
 
 _LAUNCH = 3e-6  # seconds of a small kernel that merges what pieces gave
 _CLEARLY = 0.9  # of a time by estimate that another one must be at most to be less
@@ -88,4 +88,4 @@ def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[
     """The output tiles of `kernel`, and the seconds that they take."""
     if has_deep_windows(kernel) or not any(isinstance(node, Window) for node in kernel.nodes):
         return None
-    return next(iter(output_tiles(Shape(kernel, program, facts, aligned=True))), None)
+    return next(iter(output_tiles(shape_of(kernel, program, facts, aligned=True))), None)

@@ -17,7 +17,7 @@ from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.output_tile_results import room_of_states
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
-from fusepass.codegen.schedule.shape import Shape, ceil
+from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 
 # Registers of a thread for its part of a row, for that of the next one if it is under way, and for what it found of its columns; whether it is;
 # and the most threads that share a row then.
@@ -33,7 +33,7 @@ _LEAST_OF_PIECE = 8  # rows: what a piece leaves is as much as one of them has, 
 
 def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:
     """In how many pieces a kernel with reduction loops should reduce over rows, of each sample where there are any; None where it had better not."""
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     col, partials = shape.col_axis, kernel.partials
     if partials is None or col is None or prefers_rows(shape) or any(isinstance(n, Window) for n in kernel.nodes):
         return None

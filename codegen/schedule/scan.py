@@ -12,7 +12,7 @@ from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.ir.vectors import backwards
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 from fusepass.codegen.schedule.rows import prefers_rows
-from fusepass.codegen.schedule.shape import Shape, ceil
+from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 
 _ELEMENTS = 16  # that a thread has at a time: enough loads in flight
 _LONG_ROW_THREADS = 512  # so that several blocks stand on a multiprocessor: one loads while another waits
@@ -28,7 +28,7 @@ _NARROW = 8  # bytes that a thread has of a column where several share rows: a w
 
 def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> tuple[Shape, Schedule]:
     """The kernel as it is walked, and how: along its rows from their last elements where memory is read so."""
-    shape = Shape(kernel, program, facts, aligned)
+    shape = shape_of(kernel, program, facts, aligned=aligned)
     if prefers_rows(shape):
         return shape, _beside(shape)
     if shape.col_axis is not None and all(access.index.stride(shape.col_axis) == -1 for access in shape.main):
@@ -39,7 +39,7 @@ def scan(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool)
 
 def rows_stay(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
     """Whether rows of `kernel` stay in registers between other reduction loops and the running one."""
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     return not prefers_rows(shape) and shape.cols <= _MOST_THREADS * _ELEMENTS
 
 

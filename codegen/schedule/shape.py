@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Generic, TypeVar
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, most_words, rematerialised
@@ -16,6 +18,8 @@ from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import ACCESS as ACCESS
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, picked, run_axes, split_index, start_of
 from fusepass.codegen.schedule.plan import Schedule, Walk
+
+T = TypeVar("T")
 
 LINE = 128  # bytes of a cache line: what neighbouring threads should at least read together
 _MOST_ELEMENTS = 32  # per thread, unrolled: more costs registers and compile time
@@ -43,11 +47,10 @@ class Shape:
     """A kernel as the rules below look at it."""
 
     def __init__(self, kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> None:
-        builder = Builder()
+        self._builder = Builder()
         self.axes = kernel.rows
-        self.repeated = _repeated(kernel, program)
         self.whole = kernel
-        self.kernel = flatten(kernel, builder)
+        self.kernel = flatten(kernel, self._builder)
         self.innermost = kernel.cols[-1].size if kernel.cols else 0
         self.program = program
         self.aligned = aligned
@@ -56,16 +59,43 @@ class Shape:
         self.row_axis = self.kernel.rows[0] if kernel.rows else None
         self.col_axis = self.kernel.cols[0] if kernel.cols else None
         self.accesses = tuple(self._accesses(aligned))
+        self._widths: dict[tuple[Axis, int, frozenset[Index]], int] = {}
         self.main = tuple(a for a in self.accesses if self.is_large(a.buffer)) or self.accesses
-        mine = {access.buffer for access in self.main}
-        others = (a for a in self.accesses if a.buffer in kernel.reads - mine)
-        self.weighted = any(self.col_axis in access.index.axes for access in others)  # something that rows share
         self.single = len(kernel.reduction_loops) + kernel.ends_per_element == 1
-        split, dataflow = split_statistics(self.kernel, builder), Dataflow()
+
+    @cached_property
+    def repeated(self) -> int:
+        """Bytes that are loaded again for each point of the slowest axis; see `_repeated`."""
+        return _repeated(self.whole, self.program)
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether rows share something."""
+        mine = {access.buffer for access in self.main}
+        others = (a for a in self.accesses if a.buffer in self.whole.reads - mine)
+        return any(self.col_axis in access.index.axes for access in others)
+
+    @property
+    def kept_words(self) -> int:
+        """Registers of a column's values that phases leave to each other."""
+        return self._kept[0]
+
+    @property
+    def kept_bytes(self) -> int:
+        """The same in memory."""
+        return self._kept[1]
+
+    @property
+    def again(self) -> int:
+        """Operators of a column that phases then compute anew."""
+        return self._kept[2]
+
+    @cached_property
+    def _kept(self) -> tuple[int, int, int]:
+        split, dataflow = split_statistics(self.kernel, self._builder), Dataflow()
         kept = kept_in_memory(split, dataflow)
-        self.kept_words = most_words(split, dataflow)
-        self.kept_bytes = sum(value.node.dtype.nbytes for value in kept)
-        self.again = rematerialised(split, dataflow, kept)
+        nbytes = sum(value.node.dtype.nbytes for value in kept)
+        return most_words(split, dataflow), nbytes, rematerialised(split, dataflow, kept)
 
     def _accesses(self, aligned: bool) -> Iterator[Access]:
         in_window = inside_windows(self.kernel.nodes)
@@ -84,6 +114,12 @@ class Shape:
 
     def width(self, axis: Axis, most: int = ACCESS, but: frozenset[Index] = frozenset()) -> int:
         """The widest vector along `axis` that most of the main traffic along it can use, the accesses at `but` left out."""
+        key = axis, most, but
+        if key not in self._widths:
+            self._widths[key] = self._width(axis, most, but)
+        return self._widths[key]
+
+    def _width(self, axis: Axis, most: int, but: frozenset[Index]) -> int:
         main = [access for access in self.main if access.index not in but]
         along = [access for access in main if axis in access.index.axes]
         main = along or self._looked_up(axis) or main
@@ -157,6 +193,29 @@ class Shape:
     def fills(self, threads: int) -> bool:
         """Whether so many threads keep the device's memory system busy."""
         return fills(threads, self.facts)
+
+
+def shape_of(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Shape:
+    """The `Shape` of a kernel; one for all rules that ask one after another."""
+    return _shape_of(_Same(kernel), _Same(program), facts, aligned)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same(Generic[T]):
+    """A value that equals nothing but itself: to compare programs takes longer than to look at one."""
+
+    it: T
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.it is self.it
+
+
+@lru_cache(maxsize=8)
+def _shape_of(kernel: _Same[Kernel], program: _Same[Program], facts: DeviceFacts, aligned: bool) -> Shape:
+    return Shape(kernel.it, program.it, facts, aligned)
 
 
 def fills(threads: int, facts: DeviceFacts) -> bool:

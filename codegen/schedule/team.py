@@ -25,7 +25,7 @@ from fusepass.codegen.schedule.rows import (
     transposed_stores,
     unroll_of,
 )
-from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil
+from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, shape_of
 
 _LANES = 512
 _RESIDENT = 2  # blocks on a multiprocessor, where there are several teams
@@ -51,7 +51,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     That is so where rows are too large for one block and the whole does not fit the L2 cache: whatever reads a row
     a second time would read it from memory.
     """
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     if shape.single or shape.col_axis is None or not shape.rows or prefers_rows(shape) or transposing:
         return None

@@ -7,7 +7,7 @@ from fusepass.codegen.ir.index import flat_index
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.vectors import Beginnings
 from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
-from fusepass.codegen.schedule.shape import Shape
+from fusepass.codegen.schedule.shape import shape_of
 
 # Elements of a vector, weights, and bytes of a row, at least, and the seconds that copies then save for each byte that is moved.
 _SAVES = (8, 2, 0, 6.5e-14), (8, 1, 8 << 10, 2e-14), (4, 2, 60 << 10, 2.5e-14), (4, 1, 128 << 10, 3e-14)
@@ -24,7 +24,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
         return None
     if kernel.partials is not None:  # a thread has the same columns of each row, whole vectors of all rows
         return None
-    shape = Shape(kernel, program, facts, aligned=True)
+    shape = shape_of(kernel, program, facts, aligned=True)
     if shape.col_axis is None or shape.row_axis is None or prefers_rows(shape):
         return None
     if transposed_stores(shape, shape.col_axis, shape.row_axis):

@@ -7,8 +7,9 @@ of a chunk below the tile, border included, lies in shared memory while the weig
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -151,8 +152,9 @@ class MultistageSchedule(Launch):
 
 def multistage_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> MultistageSchedule | None:
     """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+    written = functools.cache(functools.partial(written_cycles, kernel, program))
     candidates = enumerate(_candidates(kernel, program, facts))
-    fitting = [(_cost(kernel, program, plan, facts), number, plan) for number, plan in candidates]
+    fitting = [(_cost(kernel, written, plan, facts), number, plan) for number, plan in candidates]
     return min(fitting)[2] if fitting else None
 
 
@@ -263,10 +265,12 @@ def _pieces(phases: Sequence[Phase], pair: int, chunks: int, depth: int, longest
                 loads = False
 
 
-def _cost(kernel: Kernel, program: Program, plan: MultistageSchedule, facts: DeviceFacts) -> float:
+def _cost(
+    kernel: Kernel, written_by: Callable[[Tiles, int], float], plan: MultistageSchedule, facts: DeviceFacts
+) -> float:
     """Estimated cycles: of a multiprocessor's tensor cores, shared memory or share of the cache, whichever needs most.
 
-    An estimate to rank schedules by; most of its constants are argued, not measured.
+    An estimate to rank schedules by; most of its constants are argued, not measured. `written_by` are `written_cycles` of the kernel.
     """
     on = plan.on
     products = 1 if plan.precision is Precision.TF32 else 3
@@ -275,7 +279,7 @@ def _cost(kernel: Kernel, program: Program, plan: MultistageSchedule, facts: Dev
     fetches = plan.chunks * len(on.phases) / on.pair if plan.chunks > 1 else 1
     elements = fetches * plan.depth * DEPTH * prod(on.extent)
     fetched = 4 * (elements + slices * plan.units * SLICE_FLOATS) / _BYTES_PER_CYCLE
-    written = written_cycles(kernel, program, on, ROWS * plan.rows * plan.high)
+    written = written_by(on, ROWS * plan.rows * plan.high)
     if on.warps == 1:
         tensor = slices * plan.rows * plan.parts * COLUMNS * products * WARPS / 4 * _MMA_CYCLES
         shared = slices * WARPS * (4 * plan.rows + 2 * COLUMNS * plan.parts * apart)

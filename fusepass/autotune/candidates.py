@@ -57,6 +57,9 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         return
     try:
         _generate_space(work, forms, begin)
+        for candidate in _wanted(work):
+            for source in candidate.sources:
+                begin(source)
     except (Unsupported, TooManyBuilds) as refused:
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run

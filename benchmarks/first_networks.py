@@ -1,0 +1,138 @@
+"""Where the time to a public network's first result goes, stage by stage, with an empty and a filled cache.
+
+python benchmarks/first_call.py --networks                 # all of `benchmarks/public.py` that are called without gradients
+python benchmarks/first_call.py --networks densenet201 googlenet
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("first_call.py")
+CACHE = "FUSEPASS_CACHE_DIR"
+STAGES = (
+    "capture", "simplify", "partition", "lower", "passes", "render", "search", "build", "load", "tune", "splice", "rest",
+)  # fmt: skip
+"""In the order of the table. `generate` in the report is lowering, passes, rendering and the search around them; `build` is what the compilers
+take after that, as they start beside it."""
+
+
+@dataclass(frozen=True)
+class FirstNetwork:
+    """What a process found of its first call.
+
+    Attributes:
+        seconds: by stage; `rest` is what no stage has.
+        total: seconds of the call.
+        regions: how many there are.
+        libraries: how many the cache has then.
+        peak: GiB of memory that the process had at most.
+    """
+
+    seconds: Mapping[str, float]
+    total: float
+    regions: int
+    libraries: int
+    peak: float
+
+
+def measured(name: str, device: str) -> FirstNetwork:
+    """The first call in this process; imports, CUDA's start and an eager call come before."""
+    import torch
+
+    from benchmarks.public import INFERENCE
+
+    network = next(each for each in INFERENCE if each.name == name)
+    where = torch.device(device)
+    import fusepass
+
+    with torch.no_grad(), network.casting(where):
+        model, x = network.model(where), network.input(where)
+        model(x)
+        fused = fusepass.optimize(model)
+        with timed() as spent:
+            start = time.perf_counter()
+            fused(x)
+            if where.type == "cuda":
+                torch.cuda.synchronize()
+            total = time.perf_counter() - start
+    report = fused.report()
+    told = dict(report.seconds)
+    search = told.pop("generate", 0.0) - sum(spent.values())
+    seconds = {**told, **spent, "search": max(search, 0.0)}
+    return FirstNetwork(
+        seconds={**seconds, "rest": max(total - sum(seconds.values()), 0.0)},
+        total=total,
+        regions=len(report.regions),
+        libraries=len([*Path(os.environ[CACHE]).glob("v1/*/*/lib.so")]),
+        peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
+    )
+
+
+@contextmanager
+def timed() -> Iterator[Mapping[str, float]]:
+    """Seconds in the three parts of generation."""
+    from fusepass.autotune import candidates
+    from fusepass.codegen import generate
+
+    spent: dict[str, float] = defaultdict(float)
+
+    def clocked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[stage] += time.perf_counter() - start
+
+        return call
+
+    parts = ((candidates, "lower", "lower"), (generate, "run_passes", "passes"), (generate, "render", "render"))
+    with ExitStack() as patches:
+        for owner, function, stage in parts:
+            patches.enter_context(mock.patch.object(owner, function, clocked(stage, getattr(owner, function))))
+        yield spent
+
+
+def networks(names: Sequence[str], device: str, timeout_s: float) -> None:
+    """Print a line for each network and state of the cache, each measured in a process of its own."""
+    print(
+        f"{'network':20} {'cache':6}"
+        + "".join(f"{stage:>10}" for stage in (*STAGES, "total", "regions", "built", "GiB"))
+    )
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            for cache in ("empty", "filled"):
+                command = [sys.executable, str(SCRIPT), "--one", name, "--device", device]
+                environment = os.environ | {CACHE: folder}
+                print(f"{name:20} {cache:6}{_line(command, environment, timeout_s)}", flush=True)
+
+
+def _line(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f" over {timeout_s:g} s"
+    if done.returncode:
+        return f" failed with status {done.returncode}: {done.stderr.strip()[-200:]}"
+    found = FirstNetwork(**json.loads(done.stdout.splitlines()[-1]))
+    numbers = (*(found.seconds.get(stage, 0.0) for stage in STAGES), found.total)
+    return (
+        "".join(f"{number:10.2f}" for number in numbers) + f"{found.regions:10}{found.libraries:10}{found.peak:10.1f}"
+    )
