@@ -47,6 +47,7 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten.view.default: _methods.view,
 }
 
+_CONTIGUOUS = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 
 _OURS: dict[Any, Callable[..., Any]] = {torch.ops.fusepass.draw.default: draw}
 """Operators that nobody else sees where the dispatcher is left out."""
@@ -55,6 +56,11 @@ _OURS: dict[Any, Callable[..., Any]] = {torch.ops.fusepass.draw.default: draw}
 def shorter(target: Any) -> Any:
     """What to call instead of `target`, an operator's overload, with the same arguments; itself where nothing is known."""
     return SHORTER.get(target, target)
+
+
+def gives_contiguous(target: Any) -> bool:
+    """Whether an operator's overload gives a contiguous tensor whatever it reads, on every device."""
+    return target in _CONTIGUOUS
 
 
 def shorten(graph_module: fx.GraphModule) -> None:
