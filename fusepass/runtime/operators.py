@@ -63,6 +63,12 @@ def gives_contiguous(target: Any) -> bool:
     return target in _CONTIGUOUS
 
 
+reinterpret: Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor] = (
+    torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+)
+"""The memory of a plain tensor under another shape and other strides, so many elements behind its beginning; to autograd it is no view."""
+
+
 def shorten(graph_module: fx.GraphModule) -> None:
     """Let the graph's operators be called the shorter way, in place."""
     for node in graph_module.graph.nodes:

@@ -87,7 +87,7 @@ class FusedRegion:
         written: Mapping[int, int] | None = None,
     ) -> None:
         program = generated.program
-        self.name = name
+        self.name = self.__name__ = name  # the latter for graphs that call it
         self.generated = generated
         self.device = device
         self.inputs = tuple(inputs)
