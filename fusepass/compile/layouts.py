@@ -20,6 +20,7 @@ from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import meta_like
 from fusepass.compile.casts import cast_all
+from fusepass.compile.dropout import draw
 from fusepass.patterns.aliasing import base, is_view, viewed
 from fusepass.runtime.meta import laid
 from fusepass.runtime.operators import gives_contiguous, reinterpret
@@ -58,7 +59,7 @@ def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool
         return False
     if node.target is operator.getitem or is_view(node.target):
         return next(iter(node.all_input_nodes), None) in known
-    if node.target is cast_all:
+    if node.target in (cast_all, draw):
         return True
     if not gives_contiguous(node.target):
         return False

@@ -29,6 +29,7 @@ from fusepass.compile.boundary_views import edges
 from fusepass.compile.casts import gather_casts
 from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
+from fusepass.compile.draws import gather_draws
 from fusepass.compile.dropout import split_dropout
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
@@ -157,6 +158,7 @@ def compile_graph(
         gather_casts(direct)
         gather_writes(direct)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
+        gather_draws(direct.graph)
         for each in {*fused.values(), *seen.values(), *kept_regions}:
             each.stay()
         shorten(direct)

@@ -293,13 +293,14 @@ class PerShape:
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
         compiled, used, outputs = _Run(self._specialise(graph, self._forms)), _picker(inputs.holes), form[-1]
-        whole = outputs.holes == tuple(range(len(outputs.leaves)))
 
         def run(values: list[Any]) -> Any:
             given = list(used(values))
             values.clear()
-            results = compiled.best()[0](given)
-            return results if whole else outputs.fill(results)
+            results = list(outputs.leaves)  # AOTAutograd's graphs give flat tuples
+            for position, result in zip(outputs.holes, compiled.best()[0](given), strict=True):
+                results[position] = result
+            return results
 
         return run
 

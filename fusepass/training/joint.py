@@ -66,6 +66,8 @@ def partition_joint(
     on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
     if on_gpu:
         return minimum_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    skip_detached(joint.graph)
+    joint.graph.eliminate_dead_code()
     note_rounded(joint.graph)
     return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
