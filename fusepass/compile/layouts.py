@@ -37,18 +37,27 @@ def use_layouts(graph: fx.Graph, *, exact_inputs: bool, visible: int = sys.maxsi
         exact_inputs: whether each call gives the graph's inputs as they are described.
         visible: how many of the results somebody may write to; nobody writes to what forward saves.
     """
-    called = []
-    known = set[fx.Node]()
-    for node in list(graph.nodes):
-        if isinstance(node.target, FusedRegion):
-            region = _settled(graph, node, known)
-            called.append(region)
-            node.target = region.run
-            known.add(node)
-        elif _is_known(node, known, exact_inputs=exact_inputs):
-            known.add(node)
+    calls = [node for node in graph.nodes if isinstance(node.target, FusedRegion)]
+    known = _known(graph, exact_inputs=exact_inputs)
+    for call in calls:
+        _compare(graph, call, known)
+    known = _known(graph, exact_inputs=exact_inputs)
+    regions = []
+    for call in calls:
+        region: FusedRegion = call.target  # type: ignore[assignment]
+        regions.append(region.exactly([number for number, node in enumerate(call.args) if node in known]))
+        call.target = regions[-1].run
     _reinterpret(graph, known, visible)
-    return called
+    return regions
+
+
+def _known(graph: fx.Graph, *, exact_inputs: bool) -> set[fx.Node]:
+    """The values that lie as described."""
+    known = set[fx.Node]()
+    for node in graph.nodes:
+        if _is_known(node, known, exact_inputs=exact_inputs):
+            known.add(node)
+    return known
 
 
 def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool:
@@ -59,7 +68,7 @@ def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool
         return False
     if node.target is operator.getitem or is_view(node.target):
         return next(iter(node.all_input_nodes), None) in known
-    if node.target in (cast_all, draw):
+    if node.target in (cast_all, draw, laid) or isinstance(node.target, FusedRegion):
         return True
     if not gives_contiguous(node.target):
         return False
@@ -67,20 +76,25 @@ def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool
     return value.stride() == contiguous_strides(value.shape)  # type: ignore[no-any-return]
 
 
-def _settled(graph: fx.Graph, call: fx.Node, known: set[fx.Node]) -> FusedRegion:
-    """The region that `call` calls, which gets all arguments as they are described from now on, if their strides matter."""
+def _compare(graph: fx.Graph, call: fx.Node, known: set[fx.Node]) -> None:
+    """Have strides that matter to a region, but are not `known`, compared: behind the operator that made the memory, or before the region."""
     region: FusedRegion = call.target  # type: ignore[assignment]
     for number, node in enumerate(call.args):
         assert isinstance(node, fx.Node)
-        if node in known or not region.needs_layout(number) or number in region.written.values():
+        owner = base(node)
+        if {node, owner} & known or not region.needs_layout(number) or number in region.written.values():
             continue
-        with graph.inserting_before(call):
-            expected = region.inputs[number]
-            compared = graph.call_function(laid, (node, expected.shape, expected.strides))
-        compared.meta["val"] = node.meta["val"]
+        behind = owner.op == "call_function" and isinstance(owner.meta["val"], torch.Tensor)
+        source = owner if behind else node
+        value = source.meta["val"]
+        with graph.inserting_after(owner) if behind else graph.inserting_before(call):
+            compared = graph.call_function(laid, (source, tuple(value.shape), value.stride()))
+        compared.meta = dict(source.meta)
         known.add(compared)
-        call.args = tuple(compared if arg is node else arg for arg in call.args)
-    return region.exactly([number for number, node in enumerate(call.args) if node in known])
+        if behind:
+            owner.replace_all_uses_with(compared, lambda user: user.target is not laid)
+        else:
+            call.update_arg(number, compared)
 
 
 def _reinterpret(graph: fx.Graph, known: set[fx.Node], visible: int) -> None:
@@ -94,7 +108,7 @@ def _reinterpret(graph: fx.Graph, known: set[fx.Node], visible: int) -> None:
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
     for node in reversed(graph.nodes):
-        if not node.users and (viewed(node) is not None or is_view(node.target)):
+        if not node.users and (node.target is reinterpret or viewed(node) is not None or is_view(node.target)):
             graph.erase_node(node)
 
 
