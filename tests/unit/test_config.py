@@ -72,6 +72,7 @@ def test_defaults() -> None:
         ("FUSEPASS_JOBS", "3", "jobs", 3),
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
+        ("FUSEPASS_MEMORY_BUDGET", "0.5", "memory_budget", 0.5),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(
@@ -145,7 +146,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
         ("cuda_graphs", "yes", "True, False"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
         ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
-        ("dump", 3, "a path, or None"),
+        ("dump", 3, "a path, or None"), ("memory_budget", 1.5, "a number from 0 to 1"), ("memory_budget", True, "a number from 0 to 1"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:
