@@ -31,6 +31,7 @@ from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.draws import gather_draws
 from fusepass.compile.dropout import split_dropout
+from fusepass.compile.foreach import write_lists_in_place
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
@@ -156,6 +157,7 @@ def compile_graph(
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
         direct = splice(graph, regions, own_ways, called)
         gather_casts(direct)
+        write_lists_in_place(direct)
         gather_writes(direct)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
