@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any, cast
+
 from torch import fx
 
 from fusepass.compile.dropout import draw
@@ -11,13 +12,13 @@ from fusepass.runtime.draws import draws
 
 def gather_draws(graph: fx.Graph) -> None:
     """Let several draws from one generator begin with one launch, in place."""
-    found: dict[torch.device, list[fx.Node]] = {}
+    found: dict[Any, list[fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=draw):
-        found.setdefault(node.kwargs["device"], []).append(node)  # type: ignore[arg-type]
+        found.setdefault(node.kwargs["device"], []).append(node)
     for device, nodes in found.items():
         if len(nodes) < 2:
             continue
-        begin, drawn = draws([node.args[0] for node in nodes], device)  # type: ignore[misc]
+        begin, drawn = draws([cast(list[int], node.args[0]) for node in nodes], device)
         with graph.inserting_before(nodes[0]):
             foreseen = graph.call_function(begin)
         for number, node in enumerate(nodes):

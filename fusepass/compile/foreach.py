@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -47,12 +48,12 @@ def write_lists_in_place(graph_module: fx.GraphModule) -> None:
             continue
         changed = True
         for part in list(node.users):
-            target = targets[part.args[1]]  # type: ignore[index]
+            target = targets[_number(part)]
             if part in writes:
                 graph.erase_node(writes.pop(part))
             part.replace_all_uses_with(target)
             graph.erase_node(part)
-        to |= dict(zip(node.args[0], targets, strict=True))  # type: ignore[arg-type]
+        to |= dict(zip(_nodes(node.args[0]), targets, strict=True))
         node.target = _in_place(node)
         node.args = (list(targets), *node.args[1:])
     if changed:
@@ -62,16 +63,21 @@ def write_lists_in_place(graph_module: fx.GraphModule) -> None:
 
 def _add_number(node: fx.Node) -> bool:
     """Let ``inputs + factors * others`` be ``inputs + number * others`` where each of `factors` is full of one number; tells whether it is."""
-    inputs, factors, others, *value = node.args
-    full = [each for each in factors if each.target is aten.full_like.default]  # type: ignore[union-attr]
+    inputs, *operands, value = (*node.args, 1)[:4]
+    factors, others = map(_nodes, operands)
+    full = [each for each in factors if each.target is aten.full_like.default]
     numbers = {each.args[1] for each in full}
     number = next(iter(numbers), None)
-    if len(full) < len(factors) or len(numbers) > 1 or type(number) is not float:  # type: ignore[arg-type]
+    if (
+        len(full) < len(factors)
+        or len(numbers) > 1
+        or not isinstance(number, float)
+        or not isinstance(value, int | float)
+    ):
         return False
-    if any(not _is_like(factor, other) for factor, other in zip(factors, others, strict=True)):  # type: ignore[arg-type]
+    if len(factors) != len(others) or not all(map(_is_like, factors, others)):
         return False
-    node.target, node.args = aten._foreach_add.List, (inputs, others)
-    node.kwargs = {"alpha": number * (value[0] if value else 1)}  # type: ignore[operator]
+    node.target, node.args, node.kwargs = aten._foreach_add.List, (inputs, others), {"alpha": number * value}
     return True
 
 
@@ -100,26 +106,31 @@ def _in_place(node: fx.Node) -> OpOverload | None:
 
 def _targets(node: fx.Node, to: Mapping[fx.Node, fx.Node]) -> list[fx.Node] | None:
     """The inputs that `node` may write over, one for each of its results; `to` has where results, and what later ones are made of, go."""
-    if _in_place(node) is None or not isinstance(node.args[0], Sequence):
+    if _in_place(node) is None:
         return None
-    sources: list[fx.Node] = list(node.args[0])  # type: ignore[arg-type]
-    parts = {part.args[1]: part for part in node.users if part.target is operator.getitem}
+    sources = _nodes(node.args[0])
+    parts = {_number(part): part for part in node.users if part.target is operator.getitem}
     if not len(sources) == len(parts) == len(node.users):
         return None
-    targets = [to.get(parts[number]) for number in range(len(sources))]  # type: ignore[index]
+    targets = [to[part] for _, part in sorted(parts.items()) if part in to]
     others = {other for argument in (*node.args[1:], *node.kwargs.values()) for other in _nodes(argument)}
-    if None in targets or len({*targets}) < len(targets) or others & {*targets}:
+    if len(sources) != len({*targets}) or others & {*targets}:
         return None
-    found: list[fx.Node] = targets  # type: ignore[assignment]
     fits = all(
-        Meta.of(parts[number].meta["val"]) == Meta.of(target.meta["val"])  # type: ignore[index]
+        Meta.of(parts[number].meta["val"]) == Meta.of(target.meta["val"])
         and (source is target or (source.target is operator.getitem and list(source.users) == [node]))
-        for number, (source, target) in enumerate(zip(sources, found, strict=True))
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True))
     )
-    return found if fits else None
+    return targets if fits else None
 
 
-def _nodes(argument: object) -> list[fx.Node]:
+def _number(part: fx.Node) -> int:
+    """Which result of an operator on lists `part` takes."""
+    return cast(int, part.args[1])
+
+
+def _nodes(argument: Any) -> list[fx.Node]:
+    """The nodes of an argument, in order."""
     found: list[fx.Node] = []
-    fx.node.map_arg(argument, found.append)  # type: ignore[arg-type,return-value]
+    fx.node.map_arg(argument, found.append)
     return found

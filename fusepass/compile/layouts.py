@@ -11,7 +11,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -44,7 +44,7 @@ def use_layouts(graph: fx.Graph, *, exact_inputs: bool, visible: int = sys.maxsi
     known = _known(graph, exact_inputs=exact_inputs)
     regions = []
     for call in calls:
-        region: FusedRegion = call.target  # type: ignore[assignment]
+        region = cast(FusedRegion, call.target)
         regions.append(region.exactly([number for number, node in enumerate(call.args) if node in known]))
         call.target = regions[-1].run
     _reinterpret(graph, known, visible)
@@ -78,7 +78,7 @@ def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool
 
 def _compare(graph: fx.Graph, call: fx.Node, known: set[fx.Node]) -> None:
     """Have strides that matter to a region, but are not `known`, compared: behind the operator that made the memory, or before the region."""
-    region: FusedRegion = call.target  # type: ignore[assignment]
+    region = cast(FusedRegion, call.target)
     for number, node in enumerate(call.args):
         assert isinstance(node, fx.Node)
         owner = base(node)
@@ -134,7 +134,7 @@ def _within(node: fx.Node) -> tuple[fx.Node, int] | None:
         and (part.dtype, part.shape, part.stride()) == (value.dtype, described.shape, described.stride())
         and not (part.is_conj() or part.is_neg())
     )
-    return (owner, part.storage_offset()) if plain else None
+    return (owner, int(part.storage_offset())) if plain else None
 
 
 def _seen(view: fx.Node, source: Any) -> Any:

@@ -208,15 +208,16 @@ class FusedRegion:
         alone = always_tuple and len(self.outputs) - len(self.written) == 1
         if launch is None:
             return functools.partial(_in_tuple, self.run) if alone else self.run
-        plain, failed = scope["launch"], functools.partial(_failed, self)
+        plain: Callable[..., Any] = scope["launch"]
+        failed: Callable[..., Any] = functools.partial(_failed, self)
         if alone:
             plain, failed = functools.partial(_in_tuple, plain), functools.partial(_in_tuple, failed)
         launch = replace(launch, single=launch.single and not always_tuple)
         made = launcher(launch, self.name, scope["entry"], self.device, scope["empty"], plain, failed, self._library)
         if self.run is scope["launch"]:
             return made
-        run = self.run
-        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__)  # type: ignore[attr-defined]
+        run: Any = self.run
+        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

@@ -119,7 +119,7 @@ class Backend:
 
             try:
                 compiler = aot_autograd(
-                    fw_compiler=lambda *args: self._compile_forward(*args, applied=applied, visible=visible),
+                    fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible),
                     bw_compiler=partial(self._compile, backward=True),
                     partition_fn=cut,
                     decompositions=DECOMPOSITIONS,

@@ -6,7 +6,7 @@ they give is saved; so is what `fusepass.training.compared` marks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,9 +49,9 @@ _solve_min_cut = partitioners.solve_min_cut
 _choose = partitioners.choose_saved_values_set
 
 
-def _cut(graph: fx.Graph, info: Any, options: Any, dont_ban: Iterable[fx.Node] | None = None) -> Any:
+def _cut(graph: fx.Graph, info: Any, options: Any, dont_ban: Any = None) -> Any:
     """PyTorch's minimum cut, which computes nothing again that has to be saved, whatever the budget asks for."""
-    free = None if dont_ban is None else type(dont_ban)(node for node in dont_ban if not is_saved(node))  # type: ignore[call-arg]
+    free = None if dont_ban is None else type(dont_ban)(node for node in dont_ban if not is_saved(node))
     return _solve_min_cut(graph, info, options, free)
 
 

@@ -27,7 +27,7 @@ from fusepass.structure import Template
 from fusepass.training.gradients import DECOMPOSITIONS
 
 Call = Callable[[list[Any]], Any]
-_Guards: Any = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
+_Guards: Any = torch._C._dynamo.guards.TensorGuards
 _MOST_RECENT = 4  # sets of sizes that a call is compared with before it is described
 
 
