@@ -79,8 +79,8 @@ class Config:
             (``FUSEPASS_TUNE``).
         cuda_graphs: capture each specialisation in a CUDA graph at its second call and replay it from then on; on a
             CPU, and where that cannot be, it changes nothing and the report says why.
-        training: what a call of an optimised model that needs gradients runs: ``"eager"``, the original operators, or ``"fused"``,
-            generated kernels forward and backward (``FUSEPASS_TRAINING``).
+        training: what a call of an optimised model that needs gradients runs: ``"fused"``, generated kernels forward and backward,
+            or ``"eager"``, the original operators (``FUSEPASS_TRAINING``).
         memory_budget: the share, from 0 to 1, of what forward would save for backward that it may: the smaller, the more is computed again.
             As ``torch._functorch.config.activation_memory_budget``; of both, the smaller one counts (``FUSEPASS_MEMORY_BUDGET``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
@@ -100,7 +100,7 @@ class Config:
     max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool = False
-    training: str = "eager"
+    training: str = "fused"
     memory_budget: float = 1.0
     progress: bool | None = None
 
