@@ -162,10 +162,12 @@ class Backward(AsTraced):
             self._run, self._like = self._per_shape, _any
         if any(map(_differs, found, self._described)) or self._run is self._per_shape:
             return self._per_shape(arguments)
-        run, _ = self._compiled.best()
-        pairs = list(zip(arguments, self._described, strict=True))
+        laid = [
+            value if meta is None else with_strides(value, meta)
+            for value, meta in zip(arguments, self._described, strict=True)
+        ]
         arguments.clear()
-        return run([value if meta is None else with_strides(value, meta) for value, meta in pairs])
+        return self._compiled.best()[0](laid)
 
 
 def _any(arguments: Sequence[Any]) -> bool:
