@@ -54,8 +54,8 @@ def optimize(model: nn.Module, example_inputs: Any = None, **options: Unpack[Opt
     """A module that is called like `model` and runs chains of its operators as fused kernels.
 
     `model` is not modified. The result shares its parameters, buffers and hooks, so training, loading, moving and
-    saving either of them is doing so to both. A call that has no fused form (one that needs gradients, unless
-    ``training="fused"``) runs the original operators, with a warning at the first and a count in ``report()``.
+    saving either of them is doing so to both. A call that needs gradients runs generated kernels forward and backward.
+    A call that has no fused form (under a dispatch mode, say) runs the original operators, with a warning at the first and a count in ``report()``.
 
     Args:
         model: the model. One that `optimize` gave back already is optimised anew with `options`, not twice.

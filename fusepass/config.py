@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
@@ -88,10 +89,12 @@ class Config:
         cuda_graphs: whether the calls of a specialisation are captured in a CUDA graph and replayed: ``"auto"`` where its
             first calls show that this is faster, True from the second call on, False never. Where it cannot be, nothing
             changes and the report says why (``FUSEPASS_CUDA_GRAPHS``).
-        training: what a call of an optimised model that needs gradients runs: ``"eager"``, the original operators, or ``"fused"``,
-            generated kernels forward and backward (``FUSEPASS_TRAINING``).
+        training: what a call of an optimised model that needs gradients runs: ``"fused"``, generated kernels forward and backward,
+            or ``"eager"``, the original operators (``FUSEPASS_TRAINING``).
         methods: which forward methods of an optimised model run that call it, such as ``generate``: ``"original"``, with a warning, or
             ``"fused"``, the optimised one (``FUSEPASS_METHODS``).
+        memory_budget: the share, from 0 to 1, of what forward would save for backward that it may: the smaller, the more is computed again.
+            As ``torch._functorch.config.activation_memory_budget``; of both, the smaller one counts (``FUSEPASS_MEMORY_BUDGET``).
         progress: show on stderr that a build takes long; None does so where stderr is a terminal.
 
     Raises:
@@ -110,8 +113,9 @@ class Config:
     max_builds: int = 16
     tune: str = "fast"
     cuda_graphs: bool | str = "auto"
-    training: str = "eager"
+    training: str = "fused"
     methods: str = "original"
+    memory_budget: float = 1.0
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -135,6 +139,8 @@ class Config:
             value = getattr(self, option)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
+        if type(self.memory_budget) not in (int, float) or not 0 <= self.memory_budget <= 1:
+            raise ValueError(f"memory_budget is {self.memory_budget!r}; allowed is a number from 0 to 1")
         for option, allowed in (
             ("debug", (True, False)),
             ("cuda_graphs", (True, False, "auto")),
@@ -254,6 +260,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise ValueError("a number from 0 to 1")
+    return share
+
+
 def _among(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -301,6 +317,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
     "methods": ("FUSEPASS_METHODS", _among(METHODS)),
+    "memory_budget": ("FUSEPASS_MEMORY_BUDGET", _share),
 }
 
 

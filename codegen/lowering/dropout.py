@@ -41,11 +41,15 @@ def draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + sum(counts))
+    return states_at(seed, offset, tuple(accumulate(counts[:-1], initial=0)), device)
+
+
+def states_at(seed: int, offset: int, starts: tuple[int, ...], device: torch.device) -> list[torch.Tensor]:
+    """The states of a generator so far behind `offset`: seed and offset, as int64 [2]."""
     # Both words in one launch, which a number of 128 bits is filled with.
     words = complex(*struct.unpack("<dd", struct.pack("<QQ", seed, offset)))
     first = torch.full((1,), words, dtype=torch.complex128, device=device).view(torch.int64)
-    starts, offsets = _starts(tuple(counts), device)
-    states = [first] if len(counts) == 1 else list((first + offsets).unbind())
+    states = [first] if starts == (0,) else list((first + _behind(starts, device)).unbind())
     for state, start in zip(states, starts, strict=True):
         state.words = seed, offset + start  # type: ignore[attr-defined]
     return states
@@ -58,10 +62,9 @@ def _draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
 
 
 @lru_cache
-def _starts(counts: tuple[int, ...], device: torch.device) -> tuple[Sequence[int], torch.Tensor]:
-    """How far each of several draws begins behind the first, and what is added to the seed and offset before that for it."""
-    starts = list(accumulate(counts[:-1], initial=0))
-    return starts, torch.tensor([(0, start) for start in starts], device=device)
+def _behind(starts: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """What is added to a seed and offset for the states so far behind it."""
+    return torch.tensor([(0, start) for start in starts], device=device)
 
 
 def kept(

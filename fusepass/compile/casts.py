@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 from torch import fx
+
+from fusepass.runtime.call_text import EMPTY
 
 aten = torch.ops.aten
 
@@ -35,7 +38,8 @@ def gather_casts(graph_module: fx.GraphModule) -> None:
 def _replace(graph: fx.Graph, nodes: list[fx.Node], dtype: torch.dtype) -> None:
     """One call in place of `nodes`, before the first of them."""
     with graph.inserting_before(nodes[0]):
-        made = graph.call_function(cast_all, ([node.args[0] for node in nodes], dtype))
+        layouts = tuple((tuple(node.meta["val"].shape), node.meta["val"].stride()) for node in nodes)
+        made = graph.call_function(cast_all, ([node.args[0] for node in nodes], dtype, layouts))
         for number, node in enumerate(nodes):
             item = graph.call_function(operator.getitem, (made, number))
             item.meta["val"] = node.meta["val"]
@@ -44,8 +48,15 @@ def _replace(graph: fx.Graph, nodes: list[fx.Node], dtype: torch.dtype) -> None:
         graph.erase_node(node)
 
 
-def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Copies of `sources`, which are of one type, in another."""
-    results = [torch.empty_like(source, dtype=dtype) for source in sources]
+def cast_all(
+    sources: list[torch.Tensor], dtype: torch.dtype, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> list[torch.Tensor]:
+    """Copies of `sources`, which are of one type and device, in another type, with these shapes and strides."""
+    device = sources[0].device
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            return cast_all(sources, dtype, layouts)
+    empty = EMPTY[device.type]
+    results = [empty(shape, strides, dtype) for shape, strides in layouts]
     torch._foreach_copy_(results, sources)
     return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,8 +31,11 @@ from fusepass.compile.boundary_views import edges
 from fusepass.compile.casts import gather_casts
 from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
+from fusepass.compile.draws import gather_draws
 from fusepass.compile.dropout import split_dropout
+from fusepass.compile.foreach import write_lists_in_place
 from fusepass.compile.layout_propagation import hand_over
+from fusepass.compile.layouts import use_layouts
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
@@ -114,6 +118,7 @@ def compile_graph(
     exact_inputs: bool = False,
     applied: Sequence[Application] = (),
     emptying: bool = False,
+    visible: int = sys.maxsize,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -127,6 +132,7 @@ def compile_graph(
         exact_inputs: whether the caller compares strides, so that regions need not.
         applied: rewrites that took place before, for the report.
         emptying: whether `CompiledGraph.call` takes a list that it empties.
+        visible: how many of the results somebody may write to; others are saved for backward.
     """
     warn_of_unknown_names()
     clock = _Clock()
@@ -163,13 +169,16 @@ def compile_graph(
             own_ways[key] = way = ways[key].writing(seen[key], work.updates)
             work.writes = [way.results[number] for number in way.written]
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
-        for region in {*fused.values(), *seen.values(), *called.values()}:
-            region.stay()
-        direct = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
+        direct = splice(graph, regions, own_ways, called)
         gather_casts(direct)
+        write_lists_in_place(direct)
         gather_writes(direct)
+        kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
+        gather_draws(direct.graph)
+        for each in {*fused.values(), *seen.values(), *kept_regions}:
+            each.stay()
         shorten(direct)
-        only = only_call(direct.graph)
+        only = None if emptying else only_call(direct.graph)
         if emptying:
             empty_arguments(direct.graph)
         direct.real_recompile()
@@ -187,7 +196,7 @@ def compile_graph(
         return made
 
     def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
-        regions = {value.run: value for value in called.values()}
+        regions = {region.run: region for region in kept_regions}
         if only is not None and only[0] in regions:
             return regions[only[0]].launcher(always_tuple=True), only[1]
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)

@@ -37,14 +37,14 @@ def gather_writes(graph_module: fx.GraphModule) -> None:
         graph_module: flat; every node has a tensor in ``meta["val"]``.
     """
     graph = graph_module.graph
-    trailing = list(_trailing(graph))
-    written = {write.args[0] for write in trailing}
-    counts = {write for write in trailing if _is_count(write)}
-    read = {base(write.args[1]) for write in trailing if write not in counts}  # type: ignore[arg-type]
-    if len(written) < len(trailing) or written & read:
+    last = list(trailing(graph))
+    written = {write.args[0] for write in last}
+    counts = {write for write in last if _is_count(write)}
+    read = {base(write.args[1]) for write in last if write not in counts}  # type: ignore[arg-type]
+    if len(written) < len(last) or written & read:
         return
     groups: dict[_Key, list[fx.Node]] = {}
-    for write in reversed(trailing):
+    for write in reversed(last):
         key = _key(write, write in counts)
         if key is not None:
             groups.setdefault(key, []).append(write)
@@ -65,7 +65,7 @@ def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[
         graph: flat; every node has a tensor in ``meta["val"]``.
         regions: of it.
     """
-    last = list(_trailing(graph))
+    last = list(trailing(graph))
     pairs = [(write, *write.all_input_nodes) for write in last if len(write.all_input_nodes) == 2]
     region = next((each for each in regions if pairs and pairs[0][2] in each.outputs), None)
     targets = {target for _, target, _ in pairs}
@@ -85,7 +85,7 @@ def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[
     return {region: {region.outputs.index(value): write for write, _, value in reversed(pairs)}}
 
 
-def _trailing(graph: fx.Graph) -> Iterator[fx.Node]:
+def trailing(graph: fx.Graph) -> Iterator[fx.Node]:
     """The ``copy_`` nodes behind which only views are made, from the last one on."""
     for node in reversed(graph.nodes):
         if is_write(node) and not node.users and node.args[0].op == "placeholder":

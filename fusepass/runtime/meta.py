@@ -46,6 +46,11 @@ def with_strides(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
     return copy.copy_(tensor).as_strided(expected.shape, expected.strides)
 
 
+def laid(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """`with_strides` for a graph's code, where all arguments are written out."""
+    return tensor if tensor.stride() == strides else with_strides(tensor, Meta(shape, strides, tensor.dtype))
+
+
 def as_seen(tensor: torch.Tensor, expected: Meta) -> torch.Tensor:
     """The memory of `tensor`, which has no gaps, with the expected shape and strides."""
     if tuple(tensor.shape) == expected.shape and tensor.stride() == expected.strides:

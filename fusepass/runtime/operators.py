@@ -21,6 +21,8 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten._convolution.default: torch._convolution,
     aten._foreach_add_.Scalar: torch._foreach_add_,
     aten._foreach_copy_.default: torch._foreach_copy_,
+    aten._scaled_dot_product_efficient_attention.default: torch._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: torch._scaled_dot_product_flash_attention_for_cpu,
     aten._softmax.default: torch._softmax,
     aten.add.Tensor: torch.add,
     aten.addmm.default: torch.addmm,
@@ -31,10 +33,16 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten.clone.default: torch.clone,
     aten.convolution.default: torch.convolution,
     aten.copy_.default: _methods.copy_,
+    aten.cudnn_batch_norm.default: torch.cudnn_batch_norm,
+    aten.embedding.default: torch.embedding,
     aten.expand.default: _methods.expand,
+    aten.gelu.default: torch._C._nn.gelu,
+    aten.max_pool2d_with_indices.default: torch._C._nn.max_pool2d_with_indices,
     aten.mean.dim: torch.mean,
     aten.mm.default: torch.mm,
     aten.mul.Tensor: torch.mul,
+    aten.native_batch_norm.default: torch.native_batch_norm,
+    aten.native_dropout.default: torch.native_dropout,
     aten.native_group_norm.default: torch.native_group_norm,
     aten.native_layer_norm.default: torch.native_layer_norm,
     aten.permute.default: torch.permute,
@@ -47,6 +55,7 @@ SHORTER: dict[Any, Callable[..., Any]] = {
     aten.view.default: _methods.view,
 }
 
+_CONTIGUOUS = frozenset({aten.addmm.default, aten.baddbmm.default, aten.bmm.default, aten.mm.default})
 
 _OURS: dict[Any, Callable[..., Any]] = {torch.ops.fusepass.draw.default: draw}
 """Operators that nobody else sees where the dispatcher is left out."""
@@ -57,9 +66,32 @@ def shorter(target: Any) -> Any:
     return SHORTER.get(target, target)
 
 
+def gives_contiguous(target: Any) -> bool:
+    """Whether an operator's overload gives a contiguous tensor whatever it reads, on every device."""
+    return target in _CONTIGUOUS
+
+
+reinterpret: Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor] = (
+    torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+)
+"""The memory of a plain tensor under another shape and other strides, so many elements behind its beginning; to autograd it is no view."""
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether `node` copies a tensor to another type, and changes nothing else."""
+    if node.target is not aten._to_copy.default:
+        return False
+    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    plain = {*node.kwargs} <= {"dtype", "layout", "device", "pin_memory"} and not node.kwargs.get("pin_memory")
+    same = before.device == after.device and before.layout is after.layout
+    return plain and same and before.dtype is not after.dtype and "dtype" in node.kwargs
+
+
 def shorten(graph_module: fx.GraphModule) -> None:
     """Let the graph's operators be called the shorter way, in place."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
+            if _is_cast(node):
+                node.target, node.args, node.kwargs = _methods.to, (node.args[0], node.kwargs["dtype"]), {}
             node.target = _OURS.get(node.target) or shorter(node.target)
     graph_module.recompile()

@@ -1,43 +1,30 @@
-"""A fused region at run time: allocate, call the library's anchor, launch the generated kernels.
-
-The call itself is a small Python function, generated per region like the kernels, because at this size every attribute look-up shows.
-"""
+"""A fused region at run time: allocate, call the library's anchor, launch the generated kernels."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import threading
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
 
 from fusepass.codegen import build
 from fusepass.codegen.generate import Generated
-from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
+from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
+from fusepass.runtime.call_text import CallText, call_text
 from fusepass.runtime.fallbacks import FallbackCounter
-from fusepass.runtime.fast_path import Launch, launcher
+from fusepass.runtime.fast_path import launcher
 from fusepass.runtime.memory import has_elements_nowhere
 from fusepass.runtime.meta import Meta, as_seen, with_strides
-from fusepass.runtime.operators import shorter
-from fusepass.runtime.pages import LEAST_BYTES, prefer_large
 
-_ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
-_VECTOR = 16  # widest access of a kernel, in bytes
-_allocators: Any = torch._C._dynamo.guards
-_increment_version: Any = torch._C._increment_version
-"""Takes tensors, and tells autograd that they were written; `torch.autograd.graph.increment_version` without its checks."""
-_RecordFunction: Any = torch._C._profiler._RecordFunctionFast  # a context that profilers see by its name
-_EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
-"""As `torch.empty_strided`, on the current device and without the dispatcher."""
-
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 
 
@@ -100,7 +87,7 @@ class FusedRegion:
         written: Mapping[int, int] | None = None,
     ) -> None:
         program = generated.program
-        self.name = name
+        self.name = self.__name__ = name  # the latter for graphs that call it
         self.generated = generated
         self.device = device
         self.inputs = tuple(inputs)
@@ -114,13 +101,58 @@ class FusedRegion:
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
         self._used, self._exact = used, exact
-        self._source, self._scope = _launcher(self, self._entry, used, exact)
-        exec(compile(self._source, f"<fusepass {name}>", "exec"), self._scope)
-        self.run: Callable[..., Result] = self._scope["run"]
-        self.run.__name__ = self.run.__qualname__ = name
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
+
+    @property
+    def run(self) -> Callable[..., Result]:
+        """The call as a function."""
+        run: Callable[..., Result] = self._scope["run"]
+        return run
+
+    @functools.cached_property
+    def _text(self) -> CallText:
+        conversions = {name: conversion.run for name, conversion in self.conversions.items()}
+        return call_text(
+            self.generated, self.device, self.inputs, self.outputs, self._used, self._exact, self.written, conversions,
+            self._entry.numbers,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _scope(self) -> dict[str, Any]:
+        """What `run` refers to, and `run`: made when it is first asked for, as not every region that is loaded is called."""
+        scope: dict[str, Any] = {
+            **self._text.scope, "name": self.name, "entry": self._entry.call, "region": self, "failed": _failed, "without_memory": _without_memory,
+        }  # fmt: skip
+        exec(compile(self._text.source, f"<fusepass {self.name}>", "exec"), scope)
+        scope["run"].__name__ = scope["run"].__qualname__ = self.name
+        return scope
+
+    def _changed(self, **changes: Any) -> FusedRegion:
+        """This region but for these arguments of the constructor."""
+        same: dict[str, Any] = {
+            "name": self.name, "generated": self.generated, "library": self._library, "inputs": self.inputs, "used": self._used,
+            "device": self.device, "original": self.original, "fallbacks": self.fallbacks, "conversions": self.conversions,
+            "exact": self._exact, "outputs": self.outputs, "written": self.written,
+        }  # fmt: skip
+        return FusedRegion(**same | changes)
+
+    def needs_layout(self, position: int) -> bool:
+        """Whether a call depends on the strides of an argument."""
+        program = self.generated.program
+        named = (name for name, place in zip(program.inputs, self._used, strict=True) if place == position)
+        return any(program.calls or program.buffer(name) in program.arguments for name in named)
+
+    def exactly(self, positions: Collection[int]) -> FusedRegion:
+        """This region for who gives these arguments as they are told in each call, so that it compares no strides of them."""
+        known = [
+            number
+            for number in positions
+            if number not in self._exact
+            and lies_as_told(self.generated.program, self._used, number, self.inputs[number])
+        ]
+        return self._changed(exact={*self._exact, *known}) if known else self
 
     def reads_memory(self, position: int) -> bool:
         """Whether kernels alone read an argument, as memory that lies as told; to the library it is a tensor."""
@@ -145,11 +177,7 @@ class FusedRegion:
                 return as_seen(results, outputs[0])
             return tuple(map(as_seen, results, outputs))
 
-        exact = {*self._exact, *other}
-        return FusedRegion(
-            self.name, self.generated, self._library, inputs, self._used, self.device, run, self.fallbacks,
-            self.conversions, exact, outputs,
-        )  # fmt: skip
+        return self._changed(inputs=inputs, original=run, exact={*self._exact, *other}, outputs=outputs)
 
     @property
     def may_write(self) -> dict[int, int]:
@@ -166,10 +194,7 @@ class FusedRegion:
             return self
         may_write = self.may_write
         written = {number: may_write[number] for number in outputs}
-        return FusedRegion(
-            self.name, self.generated, self._library, self.inputs, self._used, self.device, _copying(self.run, written),
-            self.fallbacks, self.conversions, self._exact, self.outputs, written,
-        )  # fmt: skip
+        return self._changed(original=_copying(self.run, written), written=written)
 
     def stay(self) -> None:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
@@ -185,22 +210,26 @@ class FusedRegion:
     def with_entry(self, entry: Callable[..., int]) -> Callable[..., Result]:
         """What does as the call, with `entry` in place of the library's function."""
         scope = {**self._scope, "entry": entry}
-        exec(compile(self._source, f"<fusepass {self.name}>", "exec"), scope)
+        exec(compile(self._text.source, f"<fusepass {self.name}>", "exec"), scope)
         run: Callable[..., Result] = scope["run"]
         return run
 
     def launcher(self, *, always_tuple: bool = False) -> Callable[..., Any]:
         """What does as `run` without Python, where that can be; `always_tuple` for one tensor, too."""
-        launch = self._scope.get("launch")
-        run: Callable[..., Any] = self.run
+        scope, launch = self._scope, self._text.launch
+        alone = always_tuple and len(self.outputs) - len(self.written) == 1
+        if launch is None:
+            return functools.partial(_in_tuple, self.run) if alone else self.run
+        plain: Callable[..., Any] = scope["launch"]
         failed: Callable[..., Any] = functools.partial(_failed, self)
-        if always_tuple and len(self.outputs) - len(self.written) == 1:
-            run, failed = functools.partial(_in_tuple, run), functools.partial(_in_tuple, failed)
-        if not isinstance(launch, Launch):
-            return run
+        if alone:
+            plain, failed = functools.partial(_in_tuple, plain), functools.partial(_in_tuple, failed)
         launch = replace(launch, single=launch.single and not always_tuple)
-        scope = self._scope
-        return launcher(launch, self.name, scope["entry"], self.device, scope["empty"], run, failed, self._library)
+        made = launcher(launch, self.name, scope["entry"], self.device, scope["empty"], plain, failed, self._library)
+        if self.run is scope["launch"]:
+            return made
+        run: Any = self.run
+        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.
@@ -232,159 +261,6 @@ def lies_as_told(program: Program, used: Sequence[int], position: int, told: Met
     """Whether an argument like `told` lies as `program` reads it; `used`: for each of its inputs, the position among the arguments."""
     named = [name for name, place in zip(program.inputs, used, strict=True) if place == position]
     return all(program.buffer(name).strides == told.strides for name in named)
-
-
-def _launcher(
-    region: FusedRegion, entry: Entry, used: Sequence[int], exact: Collection[int]
-) -> tuple[str, dict[str, Any]]:
-    """Source of ``run(*inputs)`` and the names it refers to."""
-    program, device = region.generated.program, region.device
-    scope: dict[str, Any] = {
-        "__name__": "fusepass.generated", "entry": entry.call, "region": region, "torch": torch, "empty": _EMPTY[device.type],
-        "failed": _failed, "with_strides": with_strides, "without_memory": _without_memory,
-    }  # fmt: skip
-    arguments = [f"a{number}" for number in range(len(region.inputs))]
-    names = {name: arguments[position] for name, position in zip(program.inputs, used, strict=True)}
-    body: list[str] = []
-    pointers = program.arguments
-    sure = {arguments[position] for position in exact}
-    targets = [arguments[position] for position in region.written.values()]
-    plainly = f"return region.original({', '.join(arguments)})"
-    for name, label in names.items():
-        expected = Meta.of_buffer(program.buffer(name))
-        if label in targets and label not in sure:
-            body.append(f"if {label}.stride() != {expected.strides}: {plainly}")
-        elif label not in sure and (program.buffer(name) in pointers or program.calls):
-            scope[f"meta_{label}"] = expected
-            body.append(f"if {label}.stride() != {expected.strides}: {label} = with_strides({label}, meta_{label})")
-    for number, call in enumerate(program.calls):
-        names[call.result] = f"c{number}"
-        body += _library_call(call, number, names, scope)
-        if call.result in region.conversions:
-            scope[f"convert{number}"] = region.conversions[call.result].run
-            (source,) = call.args
-            body[-1] = f"c{number} = convert{number}({_python(source, names)})"
-        # A converted input is large, and only this call has read it.
-        read = [value.buffer for value in call.args if isinstance(value, Ref)]
-        body += [f"{names[buffer]} = None" for buffer in read if buffer in region.conversions]
-        expected = Meta.of_buffer(program.buffer(call.result))
-        if program.buffer(call.result) in pointers and call.result not in region.conversions:
-            scope[f"meta_c{number}"] = expected
-            body.append(
-                f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})"
-            )
-    plain = not body  # nothing but memory and the launch is left
-    given = list[str]()
-    for number, (name, meta) in enumerate(zip(program.outputs, region.outputs, strict=True)):
-        if number in region.written:
-            names[name] = arguments[region.written[number]]
-            continue
-        given.append(name)
-        names[name] = f"o{number}"
-        scope[f"dtype{number}"] = meta.dtype
-        body.append(f"o{number} = empty({meta.shape}, {meta.strides}, dtype{number})")
-        nbytes = program.buffer(name).nbytes
-        if device.type == "cpu" and nbytes >= LEAST_BYTES:
-            plain = False
-            scope["prefer_large"] = prefer_large
-            body.append(f"prefer_large(o{number}.data_ptr(), {nbytes})")
-    offsets, total = _workspace([buffer for buffer in pointers if buffer.role is Role.TEMP])
-    if total:
-        scope["bytes"] = torch.uint8
-        body.append(f"workspace = empty(({total},), (1,), bytes)")
-        body.append("base = workspace.data_ptr()")
-    passed: list[str] = []
-    places: list[tuple[int, int, int]] = []
-    there: list[str] = []  # addresses that are 0 only of a tensor without memory
-    for buffer in pointers:
-        if buffer.role is Role.TEMP:
-            places.append((2, 0, offsets[buffer.name]))
-            passed.append(f"base + {offsets[buffer.name]}" if offsets[buffer.name] else "base")
-        elif buffer.role is Role.INPUT or names[buffer.name] in targets:
-            places.append((0, arguments.index(names[buffer.name]), 0) if plain else (0, 0, 0))
-            body.append(f"p{len(passed)} = {names[buffer.name]}.data_ptr()")
-            passed.append(f"p{len(passed)}")
-            there += [passed[-1]] if buffer.nbytes else []
-        else:
-            places.append((1, given.index(buffer.name), 0) if plain else (0, 0, 0))
-            passed.append(f"{names[buffer.name]}.data_ptr()")
-    if plain:
-        results = (meta for number, meta in enumerate(region.outputs) if number not in region.written)
-        outputs = tuple((meta.shape, meta.strides, meta.dtype) for meta in results)
-        workspace = ((total,), (1,), torch.uint8) if total else None
-        single = len(outputs) == 1
-        written = tuple(region.written.values())
-        scope["launch"] = Launch(len(arguments), outputs, single, workspace, tuple(places), entry.numbers, written)
-    body.append("call = entry")
-    if entry.numbers is not None:
-        scope["size_numbers"] = entry.numbers
-        body.append("numbers = size_numbers")
-        passed.append("numbers")
-    from_outside = [
-        text for text, buffer in zip(passed, pointers, strict=False)
-        if buffer.role is Role.INPUT or names.get(buffer.name) in targets
-    ]  # fmt: skip
-    if there:
-        body.append(f"if not ({' and '.join(there)}): return without_memory(region, ({', '.join(arguments)},))")
-    if from_outside:
-        body.append(f"if ({' | '.join(from_outside)}) & {_VECTOR - 1}:")
-        if targets:
-            body.append(f"    {plainly}")
-        else:
-            body.append("    other = region.unaligned_entry()")
-            body.append(f"    if other is None: {plainly}")
-            body.append("    call = other.call")
-            if entry.numbers is not None:
-                body.append("    numbers = other.numbers")
-    stream = "None"
-    if region.generated.source.target is Target.CUDA:
-        stream = "stream(index)"
-        scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
-    body.append(f"status = call({', '.join([*passed, stream])})")
-    body.append(f"if status: return failed(region, status, ({', '.join(arguments)},))")
-    if targets:
-        scope["written"] = _increment_version
-        body.append(f"written(({', '.join(targets)},))")
-    body.append(f"return {', '.join(names[name] for name in given)}")
-    if region.generated.source.target is Target.CUDA:
-        scope |= {"current_device": torch._C._cuda_getDevice, "on_device": torch.cuda.device}
-        again = f"    with on_device(index): return run({', '.join([*arguments, 'unseen=unseen'])})"
-        body = ["if current_device() != index:", again, *body]
-    seen = [
-        "if profiler._is_profiler_enabled and not unseen:",
-        f"    with record(name): return run({', '.join(arguments)}, unseen=True)",
-    ]
-    scope |= {"profiler": torch.autograd.profiler, "record": _RecordFunction, "name": region.name}
-    lines = [f"def run({', '.join([*arguments, 'unseen=False'])}):", *(f"    {line}" for line in [*seen, *body])]
-    return "\n".join(lines) + "\n", scope
-
-
-def _library_call(call: LibraryCall, number: int, names: dict[str, str], scope: dict[str, Any]) -> list[str]:
-    target: Any = torch.ops
-    for part in call.target.split("."):
-        target = getattr(target, part)
-    scope[f"library{number}"] = shorter(target)
-    arguments = [_python(value, names) for value in call.args]
-    arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
-    item = "" if call.item is None else f"[{call.item}]"
-    return [f"c{number} = library{number}({', '.join(arguments)}){item}"]
-
-
-def _python(value: object, names: dict[str, str]) -> str:
-    if isinstance(value, Ref):
-        return names[value.buffer]
-    if isinstance(value, tuple):
-        return "(" + "".join(_python(item, names) + ", " for item in value) + ")"
-    return repr(value)
-
-
-def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
-    """Where each temporary lies in one allocation, and its size, in bytes."""
-    offsets, total = {}, 0
-    for buffer in temporaries:
-        offsets[buffer.name] = total
-        total += -(-prod(buffer.shape) * buffer.dtype.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return offsets, total
 
 
 def _copying(run: Callable[..., Result], written: Mapping[int, int]) -> Callable[..., Result]:
@@ -420,12 +296,13 @@ def _without_memory(region: FusedRegion, arguments: tuple[torch.Tensor, ...]) ->
 
 
 def _failed(region: FusedRegion, status: int, arguments: tuple[torch.Tensor, ...]) -> Result:
-    """What the original makes of `arguments`, for which the library gave a `status` other than 0.
+    """What the original makes of `arguments`, behind which results of library calls may stand, for which the library gave a `status` other than 0.
 
     On a CPU that says that an index is out of range, and the original raises; on a GPU it is an error of CUDA's. One of
     them is no fault: other processes, or a limit set from outside, leave too little of the device for blocks that wait
     for each other.
     """
+    arguments = arguments[: len(region.inputs)]
     if region.generated.source.target is not Target.CUDA:
         return region.original(*arguments)
     if status == _TOO_LARGE:

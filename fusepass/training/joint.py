@@ -35,6 +35,7 @@ from fusepass.patterns.arguments import arguments
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.opclass import OpClass, classify
 from fusepass.patterns.traffic import nbytes
+from fusepass.training.budget import budget, within_budget
 from fusepass.training.compared import is_saved, save_compared
 
 aten = torch.ops.aten
@@ -64,8 +65,10 @@ def partition_joint(
     """The forward and the backward graph of a joint one, as is best on its device; a `partition_fn` of AOTAutograd."""
     values = (node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder"))
     on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
-    if on_gpu:
+    if on_gpu or budget() < 1:
         return minimum_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    skip_detached(joint.graph)
+    joint.graph.eliminate_dead_code()
     note_rounded(joint.graph)
     return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
@@ -73,7 +76,7 @@ def partition_joint(
 def minimum_cut(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two graphs such that as few bytes as may be are saved, and backward computes the rest again."""
+    """The two graphs such that as few bytes as may be are saved, and no more than the budget allows, and backward computes the rest again."""
     correct(joint.graph)
     skip_detached(joint.graph)
     forget_numbers(joint.graph)
@@ -91,6 +94,7 @@ def minimum_cut(
         config.patch(ban_recompute_used_far_apart=False, cse=False),
         replaced(partitioners, "get_default_op_list", lambda: kinds),
         replaced(partitioners, "_size_of", _moved),
+        within_budget(joint.graph),
     ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 

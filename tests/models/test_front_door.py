@@ -291,16 +291,14 @@ def test_gradients_and_calls_without_them_take_turns(training: bool) -> None:
         for _ in range(3):
             result, grads = gradients(optimised, x)
             expected, expected_grads = gradients(twin, x)
-            assert torch.equal(result, expected)
-            torch.testing.assert_close(grads, expected_grads, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(grads, expected_grads, rtol=1e-4, atol=1e-5)
             with torch.no_grad():
                 assert not optimised(x).requires_grad
                 twin(x)
             assert_right(model, optimised, x)
-    warned = [str(entry.message) for entry in seen if issubclass(entry.category, FusepassWarning)]
-    assert len(warned) == 1
-    assert "needs gradients" in warned[0]
-    assert [(f.where, f.reason, f.count) for f in optimised.report().fallbacks] == [("Net", "needs gradients", 3)]
+    assert not [entry for entry in seen if issubclass(entry.category, FusepassWarning)]
+    assert optimised.report().fallbacks == ()
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
 
 
@@ -548,7 +546,7 @@ def test_threads_in_unlike_modes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FusepassWarning)
         in_threads(4, work)
-    assert [fallback.count for fallback in optimised.report().fallbacks] == [20]
+    assert optimised.report().fallbacks == ()
 
 
 def test_twenty_batch_sizes_make_a_bounded_number_of_specialisations() -> None:

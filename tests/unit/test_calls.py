@@ -34,7 +34,7 @@ def _ready() -> Iterator[None]:
 
 
 def optimised(model: nn.Module) -> OptimizedModule:
-    return fusepass.optimize(model, tune="off")
+    return fusepass.optimize(model, tune="off", training="eager")
 
 
 def served(fused: OptimizedModule, *args: Any, **kwargs: Any) -> Any:

@@ -89,6 +89,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CUDA_COMPILER", "NVRTC", "cuda_compiler", "nvrtc"),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
         ("FUSEPASS_METHODS", "fused", "methods", "fused"),
+        ("FUSEPASS_MEMORY_BUDGET", "0.5", "memory_budget", 0.5),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(
@@ -164,7 +165,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
         ("jobs", 1.5, "a whole number from 1 on"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
         ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("cuda_compiler", "gcc", "nvcc, nvrtc"),
         ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
-        ("dump", 3, "a path, or None"),
+        ("dump", 3, "a path, or None"), ("memory_budget", 1.5, "a number from 0 to 1"), ("memory_budget", True, "a number from 0 to 1"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:

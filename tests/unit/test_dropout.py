@@ -264,9 +264,22 @@ def test_a_call_draws_without_the_dispatcher() -> None:
 
 
 def test_draws_begin_where_the_last_one_ends() -> None:
-    starts, added = dropout._starts((4, 8, 12), CPU)
-    assert starts == [0, 4, 12]
-    assert added.tolist() == [[0, 0], [0, 4], [0, 12]]
+    states = dropout.states_at(2**64 - 1, 8, (0, 4, 12), CPU)
+    assert [state.tolist() for state in states] == [[-1, 8], [-1, 12], [-1, 20]]
+
+
+def test_draws_apart_are_eager_s() -> None:
+    """Whether a call foresees them or not: on a CPU, where states are random numbers, each is drawn when its turn comes."""
+
+    def function(x: Tensor) -> tuple[Tensor]:
+        first = _dropped(x.tanh())[0] + torch.rand_like(x)
+        return (_dropped(first * 2)[0],)
+
+    inputs = [torch.randn(64, 48)]
+    graph = _split(function, *inputs)
+    compiled = _compiled(graph)
+    for found, expected in zip(_from_seed(compiled.call, inputs), _from_seed(graph, inputs), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_results_of_the_operator_do_not_share_memory() -> None:

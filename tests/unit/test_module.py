@@ -317,32 +317,30 @@ def test_gradients_are_eager_s(net: Net) -> None:
     twin = copy.deepcopy(net)
     opt = fusepass.optimize(net, (X,))
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-    with pytest.warns(FusepassWarning, match="needs gradients"):
-        opt(x).square().sum().backward()
+    opt(x).square().sum().backward()
     twin(y).square().sum().backward()
-    assert torch.equal(x.grad, y.grad)
+    close(x.grad, y.grad)
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad)
-    opt(X)
-    assert reasons(opt) == {"needs gradients": 2}
+        close(p.grad, q.grad)
+    assert opt(X).requires_grad
     net.requires_grad_(False)
     assert not opt(X).requires_grad
-    assert reasons(opt) == {"needs gradients": 2}
+    assert reasons(opt) == {}
 
 
 def test_gradients_of_a_plain_attribute() -> None:
     weight = torch.ones(6, requires_grad=True)
     opt = fusepass.optimize(module(lambda self, x: torch.relu(x * self.weight) * 2, weight=weight))
-    with pytest.warns(FusepassWarning, match="needs gradients"):
+    for _ in range(2):
         opt(X).sum().backward()
-    assert weight.grad is not None
+    close(weight.grad, 4 * (X * (X > 0)).flatten(0, -2).sum(0))
+    assert reasons(opt) == {}
 
 
 def test_optimiser_steps_show_after_training_with_gradients(net: Net) -> None:
     opt = fusepass.optimize(net, (X,))
     optimiser = torch.optim.SGD(opt.parameters(), lr=0.1)
-    with pytest.warns(FusepassWarning):
-        opt(X).square().sum().backward()
+    opt(X).square().sum().backward()
     optimiser.step()
     with torch.no_grad():
         close(opt(X), net(X))

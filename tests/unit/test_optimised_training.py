@@ -21,13 +21,6 @@ from fusepass.errors import FusepassWarning
 from fusepass.report.records import RegionState
 from fusepass.report.report import CaptureRoute, Report
 
-
-@pytest.fixture(autouse=True)
-def _fused() -> Iterator[None]:
-    with fusepass.override(training="fused"):
-        yield
-
-
 Step = Callable[[nn.Module, Tensor], Tensor]
 
 

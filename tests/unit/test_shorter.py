@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusepass.runtime.operators import SHORTER, shorter
+from fusepass.runtime.operators import SHORTER, shorten, shorter
 
 aten = torch.ops.aten
 
@@ -19,6 +20,8 @@ M = torch.arange(12.0).reshape(3, 4)
 IMAGE = torch.arange(50.0).reshape(1, 2, 5, 5) / 50
 WEIGHT = torch.arange(36.0).reshape(2, 2, 3, 3) / 36
 ONES = torch.ones(2)
+Q = torch.arange(32.0).reshape(1, 2, 4, 4) / 32
+META = torch.empty(1, 2, 8, 8, dtype=torch.float16, device="meta")
 GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
@@ -40,11 +43,19 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.copy_.default, (X.clone(), M), {}),
     (aten.expand.default, (M, [2, 3, 4]), {}),
     (aten.expand.default, (M, [2, -1, 4]), {"implicit": True}),
+    (aten._scaled_dot_product_efficient_attention.default, (META, META, META, None, True, 0.1, True), {}),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, (Q, Q, Q, 0.0, True), {"scale": 0.5}),
+    (aten.cudnn_batch_norm.default, (META, *[META[0, :, 0, 0].float()] * 4, True, 0.1, 1e-5), {}),
+    (aten.embedding.default, (M, torch.tensor([2, 0]), -1, False, False), {}),
+    (aten.gelu.default, (X,), {"approximate": "tanh"}),
+    (aten.max_pool2d_with_indices.default, (IMAGE, [2, 2], [2, 2], [1, 1]), {}),
     (aten.mean.dim, (X, [1], True), {}),
     (aten.mean.dim, (X, [-1]), {"dtype": torch.float64}),
     (aten.mean.dim, (X, None), {}),
     (aten.mm.default, (M, M.t()), {}),
     (aten.mul.Tensor, (X, M), {}),
+    (aten.native_batch_norm.default, (IMAGE, ONES, None, ONES, ONES, True, 0.1, 1e-5), {}),
+    (aten.native_dropout.default, (X, 0.5, False), {}),
     (aten.mul.Tensor, (X, 3), {}),
     (aten.native_group_norm.default, (IMAGE, ONES, None, 1, 2, 25, 2, 1e-5), {}),
     (aten.native_layer_norm.default, (X, [4], None, torch.ones(4), 1e-5), {}),
@@ -96,3 +107,17 @@ def test_a_shorter_call_is_the_same_operator(overload: Any, args: tuple[Any, ...
 def test_every_shorter_call_is_tried() -> None:
     assert {overload for overload, _, _ in CALLS} == set(SHORTER)
     assert shorter(aten.sin.default) is aten.sin.default
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_cast_is_a_method_s_where_it_casts(dtype: torch.dtype) -> None:
+    graph = make_fx(lambda x: aten._to_copy.default(x.t(), dtype=dtype, layout=torch.strided, device=x.device))(M)
+    shorten(graph)
+    with _Seen() as seen:
+        result = graph(M)
+    assert seen.operators[-1] is aten._to_copy.default
+    assert result.stride() == M.t().stride()
+    assert torch.equal(result, M.t().to(dtype))
+    assert result.data_ptr() != M.data_ptr()
+    methods = [node.target for node in graph.graph.nodes if node.target is torch.Tensor.to]
+    assert bool(methods) == (dtype is torch.float16)
