@@ -294,7 +294,7 @@ class PerShape:
             fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
-        compiled, used, outputs = _Run(self._specialise(graph, self._forms)), _picker(inputs.holes), form[-1]
+        compiled, used, outputs = Run(self._specialise(graph, self._forms)), _picker(inputs.holes), form[-1]
 
         def run(values: list[Any]) -> Any:
             given = list(used(values))
