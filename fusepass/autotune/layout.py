@@ -43,10 +43,12 @@ def chosen_layout(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Applicati
     with choices.locked(key):
         seconds = _recalled(key)
         if seconds is None:
-            seconds = _measured(graph, other)
-            if seconds is None:
+            rounds = _measured(graph, other)
+            if rounds is None:
                 return graph, []
-            choices.store(key, _record(seconds, config.tune))
+            seconds = {name: measure.typical(taken) for name, taken in rounds.samples.items()}
+            if not rounds.disturbed:  # else it serves this process alone
+                choices.store(key, _record(seconds, config.tune))
     if seconds[CHANNELS_LAST] > _WORTH * seconds[_PLAIN]:
         return graph, []
     first = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
@@ -54,8 +56,8 @@ def chosen_layout(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Applicati
     return other, [Application(CHANNELS_LAST, first.name, before, after)]
 
 
-def _measured(graph: fx.GraphModule, other: fx.GraphModule) -> dict[str, float] | None:
-    """Seconds of a call in both layouts; None where operators do not do what they are described to, or memory is short."""
+def _measured(graph: fx.GraphModule, other: fx.GraphModule) -> measure.Rounds | None:
+    """Times of calls in both layouts; None where operators do not do what they are described to, or memory is short."""
     like = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     device = torch.device("cpu")
     if sum(map(measure.nbytes, like)) > _MEMORY_SHARE * measure.free_bytes(device):
@@ -69,8 +71,7 @@ def _measured(graph: fx.GraphModule, other: fx.GraphModule) -> dict[str, float] 
             plain(*inputs)
         except (RuntimeError, IndexError, ValueError):
             return None
-        samples = measure.in_turn(calls, measure.clock(device), _SECONDS, least=_LEAST, most=_MOST)
-    return {name: measure.typical(taken) for name, taken in samples.items()}
+        return measure.in_turn(calls, measure.clock(device), _SECONDS, least=_LEAST, most=_MOST)
 
 
 def _recalled(key: str) -> dict[str, float] | None:

@@ -105,20 +105,20 @@ def test_both_layouts_are_timed() -> None:
     graph = captured(Net(), torch.randn(2, 3, 6, 5))
     other = laid_out(graph)
     assert other is not None
-    seconds = layout._measured(graph, other)
-    assert seconds is not None
-    assert seconds.keys() == {"as captured", CHANNELS_LAST}
-    assert min(seconds.values()) > 0
+    rounds = layout._measured(graph, other)
+    assert rounds is not None
+    assert rounds.samples.keys() == {"as captured", CHANNELS_LAST}
+    assert min(map(min, rounds.samples.values())) > 0
 
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What the trial is told; counts how often it asks."""
-    taken = {"as captured": 1.0, CHANNELS_LAST: 0.5, "asked": 0.0}
+    taken = {"as captured": 1.0, CHANNELS_LAST: 0.5, "asked": 0, "disturbed": 0}
 
-    def measured(*_: object) -> dict[str, float]:
+    def measured(*_: object) -> measure.Rounds:
         taken["asked"] += 1
-        return {name: taken[name] for name in ("as captured", CHANNELS_LAST)}
+        return measure.Rounds({name: [taken[name]] for name in ("as captured", CHANNELS_LAST)}, int(taken["disturbed"]))
 
     monkeypatch.setattr(layout, "_measured", measured)
     return taken
@@ -140,6 +140,16 @@ def test_the_quicker_layout_is_taken_told_and_remembered(
             assert layout.chosen_layout(captured(model, x))[1] == []
         with fusepass.override(tune="off"):
             assert layout.chosen_layout(captured(model, x))[1] == []
+
+
+@torch.no_grad()
+def test_what_was_disturbed_is_not_remembered(times: dict[str, float], tmp_path: Path) -> None:
+    times["disturbed"] = 2
+    model, x = Net().eval(), torch.randn(2, 3, 6, 5)
+    with fusepass.override(cache_dir=tmp_path, tune="fast"):
+        for _ in range(2):
+            assert layout.chosen_layout(captured(model, x))[1]
+    assert times["asked"] == 2
 
 
 @torch.no_grad()
