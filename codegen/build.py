@@ -110,8 +110,8 @@ def threads_soon() -> Iterator[None]:
                 sys.setswitchinterval(_usual_interval)
 
 
-def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
-    """The function `entry` of `library`: takes `arguments` pointers and the stream, returns a status.
+def load(library: Path | ctypes.CDLL, entry: str, arguments: int) -> Callable[..., int]:
+    """The function `entry` of `library`, which may be loaded already: takes `arguments` pointers and the stream, returns a status.
 
     All are passed as integers, 0 or None for none. The call releases the interpreter lock.
 
@@ -121,18 +121,21 @@ def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
     try:
         function = loaded(library)[entry]
     except (OSError, AttributeError) as error:
-        raise BuildError(f"a built library cannot be loaded: {library}: {error}", path=library) from error
+        path = library if isinstance(library, Path) else None
+        raise BuildError(f"a built library cannot be loaded: {path or library}: {error}", path=path) from error
     function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
     function.restype = ctypes.c_int
     return function
 
 
-def loaded(library: Path) -> ctypes.CDLL:
+def loaded(library: Path | ctypes.CDLL) -> ctypes.CDLL:
     """The library itself, which this process loads once: it is there to stay, whatever becomes of its file.
 
     Raises:
         OSError: it is not there, damaged, may be from somebody else, or is no library.
     """
+    if isinstance(library, ctypes.CDLL):
+        return library
     if library not in _loaded:
         with cache_entry.opened(library) as path:
             _loaded[library] = ctypes.CDLL(path)

@@ -42,7 +42,7 @@ class DeviceFacts:
     Attributes:
         target: the language kernels for it are written in.
         name: as the vendor calls it.
-        arch: ``"sm_90"`` and so on, or ``"native"`` for the CPU.
+        arch: ``"sm_90"`` and so on; of a CPU ``"native"`` for the one at hand, or a level such as ``"x86-64-v3"``.
         multiprocessors: streaming multiprocessors; the cores on a CPU.
         l2_bytes: second-level cache, of the whole device on CUDA and of one core on a CPU.
         shared_bytes_per_block: most shared memory one block may ask for; 0 on a CPU.
@@ -66,7 +66,7 @@ class DeviceFacts:
     @property
     def capability(self) -> int:
         """A CUDA device's compute capability times ten; 0 where there is none."""
-        return int("".join(filter(str.isdigit, self.arch)) or 0)
+        return int("".join(filter(str.isdigit, self.arch))) if self.target is Target.CUDA else 0
 
     @property
     def copies(self) -> bool:
@@ -74,7 +74,7 @@ class DeviceFacts:
         return self.capability >= _COPIES_FROM
 
     @classmethod
-    def cpu(cls, cores: int | None = None) -> DeviceFacts:
+    def cpu(cls, cores: int | None = None, arch: str = "native") -> DeviceFacts:
         """A CPU with `cores` cores, by default those this process may use.
 
         Everything else is a fixed estimate, so that the same cores give the same code on every machine.
@@ -83,7 +83,7 @@ class DeviceFacts:
         return cls(
             target=Target.CPU,
             name="CPU",
-            arch="native",
+            arch=arch,
             multiprocessors=cores,
             l2_bytes=_CPU_L2_BYTES,
             shared_bytes_per_block=0,
@@ -96,16 +96,22 @@ class DeviceFacts:
     @classmethod
     def h200(cls) -> DeviceFacts:
         """An NVIDIA H200, described: for compiling and testing where there is none."""
+        return cls.described("sm_90")
+
+    @classmethod
+    def described(cls, arch: str) -> DeviceFacts:
+        """The device of an architecture in `ARCHITECTURES`."""
+        name, multiprocessors, l2_bytes, shared, threads, bandwidth = ARCHITECTURES[arch]
         return cls(
             target=Target.CUDA,
-            name="NVIDIA H200",
-            arch="sm_90",
-            multiprocessors=132,
-            l2_bytes=60 << 20,
-            shared_bytes_per_block=227 << 10,
+            name=name,
+            arch=arch,
+            multiprocessors=multiprocessors,
+            l2_bytes=l2_bytes << 20,
+            shared_bytes_per_block=shared << 10,
             registers=65536,
-            max_threads=2048,
-            bandwidth=4.27e12,
+            max_threads=threads,
+            bandwidth=bandwidth,
             cores=0,
         )
 
@@ -128,3 +134,16 @@ class DeviceFacts:
             bandwidth=_COPY_SHARE * pin_rate,
             cores=0,
         )
+
+
+ARCHITECTURES = {
+    "sm_80": ("NVIDIA A100", 108, 40, 163, 2048, 1.35e12),
+    "sm_86": ("NVIDIA A40", 84, 6, 99, 1536, 0.61e12),
+    "sm_89": ("NVIDIA L40S", 142, 96, 99, 1536, 0.75e12),
+    "sm_90": ("NVIDIA H200", 132, 60, 227, 2048, 4.27e12),
+    "sm_100": ("NVIDIA B200", 148, 126, 227, 2048, 6.96e12),
+    "sm_120": ("NVIDIA GeForce RTX 5090", 170, 96, 99, 1536, 1.56e12),
+}
+"""One device of each architecture that code is generated for: name, multiprocessors, MiB of second-level cache, KiB of shared memory that a
+block may have, threads of a multiprocessor (tables of the CUDA C++ Programming Guide), bytes per second of a copy: measured on the H200, else
+`_COPY_SHARE` of the data sheet's."""

@@ -143,7 +143,7 @@ def flags(target: Target, arch: str) -> tuple[str, ...]:
     There is no fast-math in it. Hopper is compiled for as sm_90a: its tensor core instructions need that.
     """
     if target is Target.CPU:
-        return CPU_FLAGS
+        return tuple(f"-march={arch}" if flag == "-march=native" else flag for flag in CPU_FLAGS)
     number = arch.removeprefix("sm_")
     number = "90a" if number == "90" else number
     return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusepass.config import Config, current, override
 from fusepass.errors import (
+    ArtifactError,
     BuildError,
     CaptureError,
     FusepassError,
@@ -17,12 +20,15 @@ from fusepass.errors import (
 from fusepass.garbage import collector_paused
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from fusepass.api.module import OptimizedModule
+    from fusepass.artifact.loading import LoadedModule
     from fusepass.report.report import Report
 
 __all__ = [
+    "ArtifactError",
     "BuildError",
     "CaptureError",
     "Config",
@@ -34,8 +40,10 @@ __all__ = [
     "__version__",
     "current",
     "explain",
+    "load",
     "optimize",
     "override",
+    "save",
 ]
 
 __version__ = "0.1.0"
@@ -78,3 +86,68 @@ def explain(model: nn.Module, *inputs: Any, **kwargs: Any) -> Report:
         from fusepass.api.entry import explain
 
     return explain(model, inputs, kwargs)
+
+
+def save(
+    optimized: OptimizedModule,
+    path: str | os.PathLike[str],
+    examples: Any,
+    *,
+    architectures: Sequence[str] | None = None,
+    weights: bool = True,
+) -> None:
+    """Write what `optimized` becomes for some calls to one file, which `load` runs without a compiler or the model's Python.
+
+    The calls are not made. They are captured in the present mode (autocast, training or not) and without gradients, and built where they
+    are not yet.
+
+    Args:
+        optimized: what `optimize` gave back.
+        path: the file; what is there is replaced.
+        examples: an example of a call as `optimize` takes it, or a list of them: each becomes a signature that the file serves.
+        architectures: what to build for, such as ``["sm_80", "sm_90"]``, or ``["x86-64-v3"]`` on a CPU; by default the device
+            at hand. For others than that nothing is measured: regions are generated as with ``tune="off"``.
+        weights: whether the file holds parameters and buffers; else `load` must be given them.
+
+    Raises:
+        TypeError: `optimized` or an example is of another type.
+        ValueError: there is no example, or no such architecture.
+        CaptureError: the model cannot be traced as one graph.
+        ArtifactError: it is traced, but cannot be written as data; the text says what stands against it.
+    """
+    from pathlib import Path
+
+    with collector_paused():
+        from fusepass.api.saving import save
+
+    save(optimized, Path(path), examples, architectures, weights=weights, version=__version__)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+) -> LoadedModule:
+    """The model that `save` wrote to `path`, as a module for calls like its examples, without gradients.
+
+    A file holds native code: load none that you would not run.
+
+    Args:
+        path: the file.
+        device: the GPU to run on, by default the current one; of the kind that it was saved for.
+        state_dict: parameters and buffers in place of those in the file, or where it has none. They are copied.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: `state_dict` does not fit.
+        ArtifactError: the file is damaged, or was saved for another machine, device or PyTorch.
+    """
+    from pathlib import Path
+
+    with collector_paused():
+        import torch
+
+        from fusepass.artifact.loading import load
+
+    return load(Path(path), None if device is None else torch.device(device), state_dict)

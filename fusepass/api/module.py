@@ -12,13 +12,13 @@ from torch import fx, nn
 
 from fusepass.api.view import graph_view
 from fusepass.capture.trace import CaptureFailure
-from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import CaptureError
 from fusepass.guards.edits import dict_version
 from fusepass.report.report import Report
 from fusepass.runtime.fast_path import MISSED
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ import operator
 import torch
 from torch import fx
 
+from fusepass.runtime.operators import cast_all
+
 aten = torch.ops.aten
 
 
@@ -42,10 +44,3 @@ def _replace(graph: fx.Graph, nodes: list[fx.Node], dtype: torch.dtype) -> None:
             node.replace_all_uses_with(item)
     for node in nodes:
         graph.erase_node(node)
-
-
-def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Copies of `sources`, which are of one type, in another."""
-    results = [torch.empty_like(source, dtype=dtype) for source in sources]
-    torch._foreach_copy_(results, sources)
-    return results

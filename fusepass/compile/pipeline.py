@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,9 @@ class CompiledGraph:
             Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
         without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
             the positions of what it takes among the arguments of `call`.
+        rewritten: makes the graph that `call` runs, as a graph, with the regions' functions in it.
+        called: by its name in `works`, what `call` runs a region by; its `run` is in that graph.
+        operators: by its name in `works`, what the operators of `graph_module` run a region by.
         saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
@@ -68,6 +71,9 @@ class CompiledGraph:
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
+    rewritten: Callable[[], fx.GraphModule]
+    called: Mapping[str, FusedRegion]
+    operators: Mapping[str, FusedRegion]
     saved: float
     report: Report
     fallbacks: FallbackCounter
@@ -151,9 +157,14 @@ def compile_graph(
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
         for region in {*fused.values(), *seen.values(), *called.values()}:
             region.stay()
-        direct = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
-        gather_casts(direct)
-        gather_writes(direct)
+
+        def rewritten() -> _LazyGraphModule:
+            made = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
+            gather_casts(made)
+            gather_writes(made)
+            return made
+
+        direct = rewritten()
         shorten(direct)
         only = only_call(direct.graph)
         if emptying:
@@ -179,7 +190,9 @@ def compile_graph(
 
     fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
+    return CompiledGraph(
+        graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, seen, saved, report, counter
+    )
 
 
 def _fused(

@@ -20,7 +20,6 @@ from fusepass.config import override
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, Route, Untouched
 from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
 from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
-from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
 from fusepass.dispatch.training import Training
@@ -28,6 +27,7 @@ from fusepass.garbage import collector_paused
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.fast_path import MISSED
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ from torch import nn
 from fusepass.capture.trace import capturing
 from fusepass.config import override
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, MOST_RECOMPILATIONS, Children, Forward, Optimised
-from fusepass.dispatch.signature import SETTINGS, default_devices, obstacle
+from fusepass.dispatch.signature import SETTINGS, default_devices
 from fusepass.guards.edits import Code
 from fusepass.guards.tensors import LiveTensors
 from fusepass.report.records import CaptureRoute, RefusalReport, RegionState
 from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template
 
 _MOST_SETTINGS = 8  # of attention and cuDNN, each with graphs of its own

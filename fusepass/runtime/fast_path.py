@@ -224,7 +224,7 @@ def launcher(
     empty: Callable[..., torch.Tensor],
     plain: Callable[..., Any],
     failed: Callable[..., Any],
-    library: Path,
+    library: Path | ctypes.CDLL,
 ) -> Callable[..., Any]:
     """What does `launch` without Python; `plain`, which does it with Python, where that cannot be.
 
@@ -236,7 +236,7 @@ def launcher(
         empty: makes a tensor there.
         plain: is called in whatever is unusual: another device is the current one, inputs are not aligned.
         failed: takes a status other than 0 and the arguments.
-        library: where the entry lies.
+        library: where the entry lies, which may be loaded already.
     """
     made = types()
     try:
@@ -261,7 +261,7 @@ def launcher(
     return result
 
 
-def _runtime(library: Path | None) -> tuple[int, int]:
+def _runtime(library: Path | ctypes.CDLL | None) -> tuple[int, int]:
     """Where `cudaStreamIsCapturing` and `cudaGetLastError` lie in the CUDA that `library` uses; 0 where they cannot be found."""
     if library is None:
         return 0, 0

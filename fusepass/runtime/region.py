@@ -81,6 +81,7 @@ class FusedRegion:
         exact: positions of arguments that lie as the program has them in every call, so that none compares strides.
         outputs: what each output looks like; as the program has it unless it is told.
         written: arguments that outputs are written over, by the numbers of both; such an output is no result.
+        unaligned: the library for inputs that are not aligned to 16 bytes; it is built when first needed where there is none.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class FusedRegion:
         exact: Collection[int] = (),
         outputs: Sequence[Meta] | None = None,
         written: Mapping[int, int] | None = None,
+        unaligned: Any = None,
     ) -> None:
         program = generated.program
         self.name = name
@@ -109,10 +111,11 @@ class FusedRegion:
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
         self._lock = threading.Lock()
-        self._library = library
+        self.library = library
+        self._unaligned_library = unaligned
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self._used, self._exact = used, exact
+        self.used, self.exact = used, exact
         self._source, self._scope = _launcher(self, self._entry, used, exact)
         exec(compile(self._source, f"<fusepass {name}>", "exec"), self._scope)
         self.run: Callable[..., Result] = self._scope["run"]
@@ -124,7 +127,7 @@ class FusedRegion:
     def reads_memory(self, position: int) -> bool:
         """Whether kernels alone read an argument, as memory that lies as told; to the library it is a tensor."""
         program = self.generated.program
-        return not program.calls and lies_as_told(program, self._used, position, self.inputs[position])
+        return not program.calls and lies_as_told(program, self.used, position, self.inputs[position])
 
     def seen(self, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> FusedRegion:
         """This region, or what does as it for who has the same memory in other shapes.
@@ -144,9 +147,9 @@ class FusedRegion:
                 return as_seen(results, outputs[0])
             return tuple(map(as_seen, results, outputs))
 
-        exact = {*self._exact, *other}
+        exact = {*self.exact, *other}
         return FusedRegion(
-            self.name, self.generated, self._library, inputs, self._used, self.device, run, self.fallbacks,
+            self.name, self.generated, self.library, inputs, self.used, self.device, run, self.fallbacks,
             self.conversions, exact, outputs,
         )  # fmt: skip
 
@@ -155,7 +158,7 @@ class FusedRegion:
         """Which of the outputs may be written over which of the arguments, by their numbers."""
         program = self.generated.program
         return {
-            program.outputs.index(output): self._used[program.inputs.index(updated)]
+            program.outputs.index(output): self.used[program.inputs.index(updated)]
             for output, updated in written_over(program)
         }
 
@@ -166,15 +169,15 @@ class FusedRegion:
         may_write = self.may_write
         written = {number: may_write[number] for number in outputs}
         return FusedRegion(
-            self.name, self.generated, self._library, self.inputs, self._used, self.device, _copying(self.run, written),
-            self.fallbacks, self.conversions, self._exact, self.outputs, written,
+            self.name, self.generated, self.library, self.inputs, self.used, self.device, _copying(self.run, written),
+            self.fallbacks, self.conversions, self.exact, self.outputs, written,
         )  # fmt: skip
 
     def stay(self) -> None:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
         source = self.generated.source
         if source.replay is not None:
-            self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
+            self._scope["entry"] = build.load(self.library, source.replay, len(self.generated.program.arguments))
 
     def launcher(self, *, always_tuple: bool = False) -> Callable[..., Any]:
         """What does as `run` without Python, where that can be; `always_tuple` for one tensor, too."""
@@ -187,7 +190,7 @@ class FusedRegion:
             return run
         launch = replace(launch, single=launch.single and not always_tuple)
         scope = self._scope
-        return launcher(launch, self.name, scope["entry"], self.device, scope["empty"], run, failed, self._library)
+        return launcher(launch, self.name, scope["entry"], self.device, scope["empty"], run, failed, self.library)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.
@@ -204,12 +207,13 @@ class FusedRegion:
         return self.run(*map(with_strides, inputs, self.inputs))
 
     def unaligned_entry(self) -> Entry | None:
-        """The entry for inputs that are not aligned to 16 bytes, built when first needed; None where that fails."""
+        """The entry for inputs that are not aligned to 16 bytes; None where it cannot be built."""
         with self._lock:
             if self._unaligned is None:
                 try:
                     source = self.generated.unaligned()
-                    self._unaligned = Entry(build.build(source), source, len(self.generated.program.arguments))
+                    library = self._unaligned_library or build.build(source)
+                    self._unaligned = Entry(library, source, len(self.generated.program.arguments))
                 except BuildError as error:
                     self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
             return self._unaligned

@@ -29,7 +29,8 @@ RENDER = "fusepass.codegen.render"
 SEARCH = "fusepass.codegen.search"
 TEMPLATES = "fusepass.templates"
 COLLECTOR, MEASURE, STRUCTURE = "fusepass.garbage", "fusepass.measure", "fusepass.structure"
-RUNTIME, GUARDS, CAPTURE = "fusepass.runtime", "fusepass.guards", "fusepass.capture"
+RUNTIME, ARTIFACT = "fusepass.runtime", "fusepass.artifact"
+GUARDS, CAPTURE = "fusepass.guards", "fusepass.capture"
 REPORT, NUMERICS, AUTOTUNE, COMPILE = "fusepass.report", "fusepass.numerics", "fusepass.autotune", "fusepass.compile"
 TRAINING, PROFILING = "fusepass.training", "fusepass.profiling"
 DISPATCH, API, CLI = "fusepass.dispatch", "fusepass.api", "fusepass.cli"
@@ -60,6 +61,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     PATTERNS: frozenset({LOWERING, IR}),
     SEARCH: KERNELS | {PATTERNS, MEASURE},
     RUNTIME: GRAPHS,
+    ARTIFACT: GRAPHS | {RUNTIME},
     GUARDS: GRAPHS | {RUNTIME},
     CAPTURE: GRAPHS | {GUARDS, RUNTIME},
     REPORT: frozenset({RUNTIME, SEARCH}),
@@ -69,8 +71,8 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     TRAINING: GRAPHS | {CAPTURE, RUNTIME, COMPILE},
     PROFILING: GRAPHS | {REPORT, AUTOTUNE, COMPILE},
     DISPATCH: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, COMPILE, TRAINING, PROFILING},
-    API: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, PROFILING, DISPATCH},
-    DOOR: frozenset({API, REPORT, COLLECTOR}),
+    API: GRAPHS | {CAPTURE, GUARDS, RUNTIME, ARTIFACT, REPORT, AUTOTUNE, COMPILE, PROFILING, DISPATCH},
+    DOOR: frozenset({API, ARTIFACT, REPORT, COLLECTOR}),
     CLI: GRAPHS | {RUNTIME, REPORT, DOOR},
     MAIN: frozenset({CLI}),
 }

@@ -1,0 +1,368 @@
+"""Reads an artifact and runs it: no capture, no compiler, nothing but the file and this process's PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from fusepass.artifact import libraries
+from fusepass.artifact.call import Expected, template_of
+from fusepass.artifact.container import Reader
+from fusepass.artifact.graph import graph_of
+from fusepass.artifact.machine import problem
+from fusepass.artifact.region import region_of
+from fusepass.artifact.tensors import CONSTANTS, WEIGHTS, unpacked
+from fusepass.artifact.versions import autocast, check
+from fusepass.errors import ArtifactError
+from fusepass.measure import extent
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.memory import overlaps_written, tensor_guards
+from fusepass.runtime.meta import with_strides
+from fusepass.runtime.modes import function_modes, obstacle
+from fusepass.runtime.operators import shorten
+from fusepass.structure import Template
+
+MISSED: Any = object()
+_MOST_TOLD = 3  # signatures that the text of an error describes
+_Place = tuple[dict[str, Any], str]
+
+
+def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch.Tensor] | None) -> LoadedModule:
+    """See `fusepass.load`."""
+    with Reader(path) as reader:
+        reader.understood(lambda: check(reader.manifest, path))
+        devices: _Devices = reader.understood(lambda: _Devices(reader.manifest["devices"], device))
+        tensors = unpacked(reader.read(CONSTANTS))
+        inside = reader.manifest["weights"]
+        if inside:
+            tensors |= unpacked(reader.read(WEIGHTS))
+        states = reader.understood(lambda: [Expected.read(each, devices) for each in reader.manifest["states"]])
+        lacking = {each.name: each for each in states if each.name not in tensors}
+        if state_dict is None and lacking:
+            raise ArtifactError(
+                f"{path} holds no weights: give them as state_dict=, the one of the model that was saved"
+            )
+        tensors |= _supplied(lacking if not inside else {each.name: each for each in states}, state_dict or {})
+        placed = {
+            each.name: with_strides(tensors[each.name].to(each.device, copy=each.name in (state_dict or {})), each.meta)
+            for each in states
+        }
+        module = LoadedModule(reader.manifest["model"])
+        reader.understood(lambda: _fill(module, reader, states, placed, tensors, devices))
+    return module
+
+
+class LoadedModule(nn.Module):
+    """A model that `fusepass.load` read: it is called as the original was, with inputs like those that it was saved for.
+
+    It has the original's parameters and buffers under their names, so ``load_state_dict`` works; none asks for gradients.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+        self._signatures: list[_Signature] = []
+        self._plain: dict[str, Any] = {}
+        self._report = ""
+        self.training = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original's result.
+
+        Raises:
+            ValueError: the inputs are like none that it was saved for; the text says what differs.
+            ArtifactError: it cannot run here: gradients are asked for, a mode is active, or a parameter was replaced by one
+                of another kind.
+        """
+        if not kwargs:
+            for signature in self._signatures:
+                result = signature.serve(args)
+                if result is not MISSED:
+                    return result
+        tensors, inputs = Template.of_call(args, kwargs)
+        self._refuse(tensors)
+        for signature in self._signatures:
+            fitting = signature.fitting(tensors, inputs, args, kwargs)
+            if fitting is not None:
+                return signature.run_checked(fitting)
+        self._misfit(tensors, inputs, args, kwargs)
+
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable, which imports Dynamo
+
+    def report(self) -> str:
+        """What was fused when it was saved, as text."""
+        return self._report
+
+    def extra_repr(self) -> str:
+        return f"{self._model}, {len(self._signatures)} signatures"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a loaded artifact is neither copied nor pickled: load its file again")
+
+    def _refuse(self, tensors: Sequence[torch.Tensor]) -> None:
+        reason = obstacle(tensors)
+        if reason is not None:
+            raise ArtifactError(
+                f"{self._model} was loaded from an artifact, which runs compiled kernels alone: {reason}"
+            )
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            raise ArtifactError(
+                f"{self._model} was loaded from an artifact, which computes no gradients: call it under torch.no_grad()"
+            )
+
+    def _misfit(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> NoReturn:
+        wanted: dict[str, list[str]] = {}
+        for each in self._signatures:
+            found, needed = each.problem(tensors, inputs, args, kwargs)
+            wanted.setdefault(found, []).append(needed)
+        told = "; ".join(f"{found}, not {_either(needed)}" for found, needed in wanted.items())
+        raise ValueError(f"{self._model} was not saved for such a call: {told}. Save it with an example like this one")
+
+
+class _Signature:
+    """One call that an artifact serves.
+
+    Args:
+        data: as the manifest has it.
+        call: its graph.
+        states: how the model's tensors that it takes lie, and where they are kept.
+        device: gives the device to use in place of one by name.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        call: Callable[..., tuple[Any, ...]],
+        states: Sequence[tuple[Expected, _Place]],
+        device: Callable[[str], torch.device],
+    ) -> None:
+        self._inputs = template_of(data["inputs"], device)
+        self._outputs = template_of(data["outputs"], device)
+        self._expected = tuple(Expected.read(each, device) for each in data["tensors"])
+        self._parameters: tuple[str, ...] = tuple(data["parameters"])
+        self._states = tuple(states)
+        self._call = call
+        self._written: Collection[int] = frozenset(data["written"])
+        self._autocast: dict[str, Any] = data["autocast"]
+        self._arity = data["arity"]
+        self._fit: Any = None
+
+    def serve(self, args: tuple[Any, ...]) -> Any:
+        """The result for these positional arguments, or `MISSED` where more than a look at the tensors is needed."""
+        if self._fit is None or len(args) != self._arity or function_modes() or forward_ad._current_level >= 0:
+            return MISSED
+        arguments = (*(entries[name] for _, (entries, name) in self._states), *args)
+        return self._run(arguments) if self._fit(*arguments) else MISSED
+
+    def fitting(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Sequence[torch.Tensor] | None:
+        """The input tensors in the order of the graph's, if this serves them."""
+        found = self._arranged(tensors, inputs, args, kwargs)
+        if found is None or autocast() != self._autocast:
+            return None
+        return found if all(each.fits(tensor) for each, tensor in zip(self._expected, found, strict=True)) else None
+
+    def run_checked(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result for what `fitting` gave; calls like it need but a look at the tensors from now on."""
+        states = [entries[name] for _, (entries, name) in self._states]
+        for (expected, _), tensor in zip(self._states, states, strict=True):
+            if not isinstance(tensor, torch.Tensor) or not expected.fits(tensor):
+                known = isinstance(tensor, torch.Tensor)
+                told = ", not ".join(expected.problem(tensor)) if known else f"{expected.name} is no tensor"
+                raise ArtifactError(
+                    f"{told}; an artifact stays as it is: load it again, with device= for another device"
+                )
+        arguments = (*states, *tensors)
+        result = self._run(arguments)
+        self._fit = tensor_guards(arguments).check if arguments else None
+        return result
+
+    def problem(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, str]:
+        """Why a call does not fit: what it has, and what was to be there."""
+        found = self._arranged(tensors, inputs, args, kwargs)
+        if found is None:
+            names = ", ".join(each.name for each in self._expected)
+            return (
+                "its arguments are nested otherwise, or have other numbers and text in them",
+                names or "without tensors",
+            )
+        for each, tensor in zip(self._expected, found, strict=True):
+            if not each.fits(tensor):
+                return each.problem(tensor)
+        return f"autocast is {_told(autocast())}", _told(self._autocast)
+
+    def _arranged(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Sequence[torch.Tensor] | None:
+        """The input tensors as the example has them, by position or by name; None where nesting or constants differ."""
+        if self._inputs.same_form(inputs):
+            return tensors
+        given = dict(zip(self._parameters, args, strict=False))
+        if len(args) > len(self._parameters) or given.keys() & kwargs.keys():
+            return None
+        given |= kwargs
+        expected_args, expected_kwargs = self._inputs.structure.unflatten(self._inputs.leaves)
+        names = [*self._parameters[: len(expected_args)], *expected_kwargs]
+        if set(names) != given.keys() or len(names) != len(expected_args) + len(expected_kwargs):
+            return None
+        called = tuple(given[name] for name in names[: len(expected_args)]), {n: given[n] for n in expected_kwargs}
+        found, form = Template.of_call(*called)
+        return found if self._inputs.same_form(form) else None
+
+    def _run(self, arguments: Sequence[torch.Tensor]) -> Any:
+        if self._written:
+            starts = [argument.data_ptr() for argument in arguments]
+            sizes = [extent(argument) * argument.dtype.itemsize for argument in arguments]
+            if overlaps_written(starts, sizes, self._written):
+                raise ArtifactError("memory that the model writes is shared by two tensors of the call; pass copies")
+        if torch._C._is_any_autocast_enabled():  # the graph holds the casts
+            with torch._C._DisableAutocast():
+                return self._outputs.fill(self._call(*arguments))
+        return self._outputs.fill(self._call(*arguments))
+
+
+class _Devices:
+    """The device to use in place of each that is named: the same one, or of a GPU the one that was asked for."""
+
+    def __init__(self, saved: Iterable[str], chosen: torch.device | None) -> None:
+        """Devices for an artifact that names those that are `saved`.
+
+        Raises:
+            ArtifactError: there is no such device, or the `chosen` one is of another kind.
+        """
+        kinds = {torch.device(name).type for name in saved}
+        if chosen is not None and chosen.type not in kinds:
+            raise ArtifactError(f"the artifact was saved for {' and '.join(sorted(kinds))}, not for {chosen.type}")
+        self.gpu: torch.device | None = None
+        if "cuda" in kinds:
+            if not torch.cuda.is_available():
+                raise ArtifactError("the artifact was saved for cuda, and PyTorch finds no CUDA device here")
+            index = chosen.index if chosen is not None and chosen.type == "cuda" else None
+            self.gpu = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+    def __call__(self, name: str) -> torch.device:
+        named = torch.device(name)
+        return self.gpu if named.type == "cuda" and self.gpu is not None else named
+
+
+def _supplied(wanted: Mapping[str, Expected], state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of `state_dict` that take the place of what is in the file.
+
+    Raises:
+        ValueError: one is missing, or has another shape or type.
+    """
+    if not state_dict:
+        return {}
+    missing = [name for name in wanted if name not in state_dict]
+    wrong = [
+        f"{name} is {tensor.dtype}{list(tensor.shape)}, not {each.meta.dtype}{list(each.meta.shape)}"
+        for name, each in wanted.items()
+        if (tensor := state_dict.get(name)) is not None
+        and (tuple(tensor.shape) != each.meta.shape or tensor.dtype != each.meta.dtype)
+    ]
+    if missing or wrong:
+        told = [f"it lacks {', '.join(missing)}"] if missing else []
+        raise ValueError(f"state_dict does not fit the artifact: {'; '.join([*told, *wrong])}")
+    return {name: state_dict[name].detach() for name in wanted}
+
+
+def _fill(
+    module: LoadedModule,
+    reader: Reader,
+    states: Sequence[Expected],
+    placed: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    devices: _Devices,
+) -> None:
+    manifest = reader.manifest
+    places = {each.name: _put(module, each.name, manifest["kinds"][each.name], placed[each.name]) for each in states}
+    for name, first in manifest["ties"]:
+        entries, key = places[first]
+        _put(module, name, manifest["kinds"][first], entries[key])
+    held = {
+        name: tensor.to(devices(manifest["constants"][name])) for name, tensor in tensors.items() if name not in placed
+    }
+    loaded = _Libraries(reader)
+    fallbacks = FallbackCounter()
+    for data in manifest["signatures"]:
+        variant = _runnable(data["variants"], devices.gpu)
+        regions = [region_of(each, loaded, held, devices, fallbacks) for each in variant["regions"]]
+        graph = graph_of(variant["graph"], [region.run for region in regions], held, devices)
+        shorten(graph)
+        for region in regions:
+            region.stay()
+        takes = [(states[number], places[states[number].name]) for number in data["states"]]
+        module._signatures.append(_Signature(data, graph.forward, takes, devices))
+    module._report = manifest["report"]
+
+
+def _runnable(variants: Sequence[Mapping[str, Any]], gpu: torch.device | None) -> Mapping[str, Any]:
+    """The first of several that this machine runs."""
+    problems = []
+    for variant in variants:
+        found = [told for needed in variant["requires"] if (told := problem(needed, gpu)) is not None]
+        if not found:
+            return variant
+        problems += found
+    raise ArtifactError(
+        f"no code in the artifact runs on this machine: {'; '.join(dict.fromkeys(problems))}; save it for this one too"
+    )
+
+
+class _Libraries(Sequence[Any]):
+    """The libraries of an artifact by number, each loaded when it is asked for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._names: list[str] = reader.manifest["libraries"]
+
+    def __getitem__(self, number: Any) -> Any:
+        name = self._names[number]
+        content = self._reader.read(name)
+        return libraries.load(self._reader.manifest["entries"][name][1], content)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _put(root: LoadedModule, dotted: str, kind: str, tensor: torch.Tensor) -> _Place:
+    """Give `root` a tensor under a dotted name; says which dict has it."""
+    if kind == "plain":
+        root._plain[dotted] = tensor
+        return root._plain, dotted
+    *path, name = dotted.split(".")
+    module: nn.Module = root
+    for part in path:
+        inner = module._modules.get(part)
+        if inner is None:
+            module._modules[part] = inner = nn.Module().eval()
+        module = inner
+    if kind == "parameter":
+        entries: dict[str, Any] = module._parameters
+        entries[name] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        return entries, name
+    if kind == "unsaved":
+        module._non_persistent_buffers_set.add(name)
+    module._buffers[name] = tensor
+    return module._buffers, name
+
+
+def _told(autocast: Mapping[str, Any]) -> str:
+    return ", ".join(f"{device} {dtype}" for device, dtype in autocast.items()) or "off"
+
+
+def _either(texts: Sequence[str]) -> str:
+    few = list(dict.fromkeys(texts))
+    return " or ".join(few[:_MOST_TOLD]) + (
+        f" or one of {len(few) - _MOST_TOLD} others" if len(few) > _MOST_TOLD else ""
+    )
