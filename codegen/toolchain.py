@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.resources
 import os
 import platform
@@ -48,6 +49,8 @@ _CUDA_VARIABLES = (
     "PYTORCH_NVCC",
 )
 
+_PIECE, _MOST_PIECES = 1 << 16, 32  # bytes of a program that are read at once, and how often
+
 _CXX_REMEDY = "install one (for example `apt install g++`) or name one in CXX"
 _NVCC_REMEDY = "install the CUDA toolkit, or name its folder in CUDA_HOME"
 
@@ -58,8 +61,7 @@ class Compiler:
 
     Attributes:
         path: how it was found.
-        identity: resolved path, size in bytes and time of change of the program: what `--version` would
-            tell apart, without running it.
+        identity: resolved path, size in bytes and a hash of the program: what `--version` would tell apart, without running it.
     """
 
     path: Path
@@ -70,7 +72,7 @@ class Compiler:
         """The compiler `path`, which exists."""
         real = path.resolve()
         stat = real.stat()
-        return cls(path, f"{real} {stat.st_size} {stat.st_mtime_ns}")
+        return cls(path, f"{real} {stat.st_size} {_content(real, stat.st_size, stat.st_mtime_ns)}")
 
     def version(self) -> str:
         """The line of ``--version`` that has the version number in it. Runs the compiler.
@@ -84,6 +86,17 @@ class Compiler:
             raise BuildError("a compiler does not run", command=command, stderr=done.stderr)
         lines = done.stdout.splitlines()
         return next((line for line in lines if "release" in line), lines[0] if lines else "")
+
+
+@functools.cache
+def _content(program: Path, size: int, _changed: int) -> str:
+    """A hash of a program: of large ones of pieces evenly spread, as reading all of nvcc would take longer than a key may."""
+    pieces = hashlib.sha256()
+    with program.open("rb") as file:
+        for start in range(0, size, max(_PIECE, size // _MOST_PIECES)):
+            file.seek(start)
+            pieces.update(file.read(_PIECE))
+    return pieces.hexdigest()
 
 
 def cxx() -> Compiler:
@@ -163,7 +176,7 @@ def link_flags(target: Target) -> tuple[str, ...]:
 
 
 def identity(target: Target) -> tuple[str, ...]:
-    """What decides, besides text and flags, which machine code comes out: compilers, environment, CPU.
+    """What decides, besides text, flags and CPU, which machine code comes out: compilers and their environment.
 
     Costs a few file reads; no program runs.
 
@@ -174,7 +187,7 @@ def identity(target: Target) -> tuple[str, ...]:
     environment = tuple(f"{name}={os.environ.get(name, '')}" for name in variables)
     if target is Target.CUDA:  # nvcc leaves the host's part to the C++ compiler
         return (nvcc().identity, cxx().identity, *environment)
-    return (cxx().identity, cpu_identity(), *environment)
+    return (cxx().identity, *environment)
 
 
 @functools.cache

@@ -68,6 +68,8 @@ class Config:
             (``FUSEPASS_ROUNDING``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
+        cache_size: bytes that the cache directory may have, at least 1; from there on what was not used for longest is removed
+            (``FUSEPASS_CACHE_SIZE``, such as ``500M`` or ``2G``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
             longest is forgotten.
@@ -92,6 +94,7 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
+    cache_size: int = 2 << 30
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 512
     max_builds: int = 16
@@ -117,7 +120,7 @@ class Config:
         object.__setattr__(self, "cache_dir", _absolute(self.cache_dir))
         if self.dump is not None:
             object.__setattr__(self, "dump", _absolute(self.dump))
-        for option in ("jobs", "max_signatures", "max_builds"):
+        for option in ("cache_size", "jobs", "max_signatures", "max_builds"):
             value = getattr(self, option)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
@@ -196,6 +199,7 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("fusepass_options", default=MappingProxyType({}))
 
 _YES = ("1", "true", "yes", "on")
+_FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NO = ("0", "false", "no", "off")
 
 
@@ -209,6 +213,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("a whole number from 1 on")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    number, factor = (text[:-1], _FACTORS[text[-1].upper()]) if text[-1:].upper() in _FACTORS else (text, 1)
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError("a whole number from 1 on, in bytes, or with K, M, G or T behind it in units of 1024")
+    return int(number) * factor
 
 
 def _among(allowed: tuple[str, ...]) -> Callable[[str], str]:
@@ -252,6 +263,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "algebra": ("FUSEPASS_ALGEBRA", _one_of(Algebra)),
     "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
+    "cache_size": ("FUSEPASS_CACHE_SIZE", _bytes),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),

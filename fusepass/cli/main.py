@@ -17,7 +17,7 @@ import torch
 import fusepass
 from fusepass.cli import doctor
 from fusepass.cli.model import Call, InputSpec, UsageError, attempt, load_call
-from fusepass.codegen import cache, cache_folders, choices
+from fusepass.codegen import cache, cache_archive, cache_folders, choices
 from fusepass.config import current
 from fusepass.report.report import Report, SourceFile
 from fusepass.report.table import Column, human_bytes, table, terminal_width
@@ -89,9 +89,16 @@ def _parser() -> argparse.ArgumentParser:
         ("list", _cache_list, "show every library and measured choice"),
         ("verify", _cache_verify, "compare every library and measured choice with its checksum"),
         ("clear", _cache_clear, "delete every library, measured choice, lock and leftover"),
+        ("export", _cache_export, "write every library and measured choice to FILE, for machines without compilers"),
+        ("import", _cache_import, "take in what export wrote to FILE"),
         ("path", _cache_path, "print the cache directory"),
     ):
-        names.add_parser(name, help=text).set_defaults(run=run)
+        action = names.add_parser(name, help=text)
+        action.set_defaults(run=run)
+        if name in ("export", "import"):
+            action.add_argument("file", type=Path, metavar="FILE")
+        elif name == "clear":
+            action.add_argument("--choices", action="store_true", help="delete the measured choices alone")
     return parser
 
 
@@ -219,9 +226,25 @@ def _cache_verify(_: argparse.Namespace) -> int:
     return 0
 
 
-def _cache_clear(_: argparse.Namespace) -> int:
-    print(f"freed {human_bytes(cache.clear())}")
+def _cache_clear(arguments: argparse.Namespace) -> int:
+    print(f"freed {human_bytes(choices.clear() if arguments.choices else cache.clear())}")
     return 0
+
+
+def _cache_export(arguments: argparse.Namespace) -> int:
+    moved = attempt("exporting the cache", lambda: cache_archive.write(arguments.file))
+    print(f"wrote {_moved(moved)} to {arguments.file}")
+    return 0
+
+
+def _cache_import(arguments: argparse.Namespace) -> int:
+    moved = attempt("importing a cache", lambda: cache_archive.read(arguments.file))
+    print(f"took in {_moved(moved)} that were not there yet")
+    return 0
+
+
+def _moved(moved: cache_archive.Moved) -> str:
+    return f"{_counted(moved.libraries, 'library')} and {_counted(moved.choices, 'measured choice')}"
 
 
 def _cache_path(_: argparse.Namespace) -> int:

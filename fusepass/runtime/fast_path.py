@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fusepass.codegen import build, cache, cache_entry
+from fusepass.codegen import build, cache, cache_entry, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
@@ -89,6 +89,8 @@ def begin() -> None:
             return
         try:
             library = cache.lookup(cache_key(_SOURCE))
+            if library is None:
+                toolchain.identity(_SOURCE.target)
         except (BuildError, OSError):  # no compiler: a later call may find one
             return
         if library is not None:
