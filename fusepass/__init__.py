@@ -21,7 +21,8 @@ from fusepass.garbage import collector_paused
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import fx, nn
+    from torch.export import ExportedProgram
 
     from fusepass.api.module import OptimizedModule
     from fusepass.artifact.loading import LoadedModule
@@ -40,10 +41,13 @@ __all__ = [
     "__version__",
     "current",
     "explain",
+    "export",
     "load",
+    "load_operators",
     "optimize",
     "override",
     "save",
+    "save_operators",
 ]
 
 __version__ = "0.1.0"
@@ -120,7 +124,7 @@ def save(
     with collector_paused():
         from fusepass.api.saving import save
 
-    save(optimized, Path(path), examples, architectures, weights=weights, version=__version__)
+    save(optimized, Path(path), examples, architectures, weights=weights)
 
 
 def load(
@@ -151,3 +155,55 @@ def load(
         from fusepass.artifact.loading import load
 
     return load(Path(path), None if device is None else torch.device(device), state_dict)
+
+
+def export(
+    optimized: OptimizedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> ExportedProgram:
+    """An exported program for calls like this one, without gradients, that calls fused operators.
+
+    ``torch.export.export(optimized, ...)`` gives the original's operators instead, and may leave sizes open; fused operators have those of
+    the example. A process that loads the program needs the operators, too: see `save_operators`.
+
+    Raises:
+        TypeError: `optimized` is not what `optimize` gave back, or `args` is no tuple.
+        CaptureError: the model cannot be traced as one graph.
+    """
+    from fusepass.api.exporting import export
+
+    return export(optimized, args, kwargs)
+
+
+def save_operators(program: ExportedProgram | fx.GraphModule, path: str | os.PathLike[str]) -> None:
+    """Write the fused operators that `program` calls to a file of their own, beside what torch.export or AOTInductor makes of it.
+
+    Args:
+        program: what `export` gave, or a graph module that calls such operators.
+        path: the file; what is there is replaced.
+
+    Raises:
+        ArtifactError: an operator cannot be written, or was loaded from such a file.
+    """
+    from pathlib import Path
+
+    from fusepass.artifact.operators import write
+
+    write(program.graph, Path(path))
+
+
+def load_operators(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> tuple[str, ...]:
+    """Register the operators that `save_operators` wrote, under the names that it returns: before a program that calls them is loaded.
+
+    As with `load`, there is no compiler and no capture, and the file holds native code.
+
+    Raises:
+        OSError: there is no such file.
+        ArtifactError: the file is damaged, or was saved for another machine, device or PyTorch.
+    """
+    from pathlib import Path
+
+    import torch
+
+    from fusepass.artifact.operators import load
+
+    return load(Path(path), None if device is None else torch.device(device))

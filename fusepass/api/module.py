@@ -37,7 +37,24 @@ def optimized(original: nn.Module, options: Mapping[str, Any]) -> OptimizedModul
     if _has_own_call(type(original)):
         return UnusualModule(original, options)
     kind = OptimizedContainer if hasattr(type(original), "__getitem__") else OptimizedModule
-    return kind(original, options)
+    return _with_signature(kind, original)(original, options)
+
+
+def _with_signature(kind: type[OptimizedModule], original: nn.Module) -> type[OptimizedModule]:
+    """`kind` with a forward that says which arguments the original's takes: export, trainers and pipelines ask for their names."""
+    try:
+        known = inspect.signature(original.forward)
+    except (TypeError, ValueError):  # one that is no Python has none
+        return kind
+
+    def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(self, *args, **kwargs)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [each for each in known.parameters.values() if each.name != own.name]
+    forward.__doc__ = kind.forward.__doc__
+    forward.__signature__ = known.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, "forward": forward})
 
 
 def _has_own_call(kind: type[nn.Module]) -> bool:
@@ -185,10 +202,10 @@ class OptimizedModule(nn.Module):
         return f"OptimizedModule({self.original!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
-        return type(self)(copy.deepcopy(self.original, memo), self._options)
+        return optimized(copy.deepcopy(self.original, memo), self._options)
 
     def __reduce__(self) -> tuple[Callable[..., OptimizedModule], tuple[nn.Module, dict[str, Any]]]:
-        return type(self), (self.original, self._options)
+        return optimized, (self.original, self._options)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,19 @@ from fusepass.api.module import OptimizedModule, UnusualModule
 from fusepass.artifact import container, machine, versions
 from fusepass.artifact.call import Expected, template_data
 from fusepass.artifact.graph import Constants, graph_data
-from fusepass.artifact.region import Libraries, Operators, region_data
+from fusepass.artifact.libraries import Libraries
+from fusepass.artifact.region import region_data
 from fusepass.artifact.tensors import CONSTANTS, WEIGHTS, packed
-from fusepass.autotune.work import Work
 from fusepass.capture.naming import input_text, positional_names
 from fusepass.capture.trace import Captured, CaptureFailure, capture
-from fusepass.codegen import cache_entry, instructions
+from fusepass.codegen import instructions
 from fusepass.codegen.detect import device_facts, taken_for
 from fusepass.codegen.device import ARCHITECTURES, DeviceFacts
-from fusepass.codegen.source import Source, Target
-from fusepass.compile.pipeline import CompiledGraph, compile_graph
-from fusepass.compile.splice import subgraph
+from fusepass.codegen.source import Source
+from fusepass.compile.pipeline import CompiledGraph, compile_graph, operators_of
 from fusepass.config import override
 from fusepass.errors import ArtifactError, CaptureError
 from fusepass.guards.tensors import LiveTensors, Slot
-from fusepass.runtime.meta import Meta
 from fusepass.structure import Template
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -43,9 +40,8 @@ def save(
     architectures: Sequence[str] | None,
     *,
     weights: bool,
-    version: str,
 ) -> None:
-    """See `fusepass.save`; `version` is fusepass's."""
+    """See `fusepass.save`."""
     if not isinstance(optimised, OptimizedModule):
         raise TypeError(f"fusepass.save takes what fusepass.optimize gave back, not a {type(optimised).__name__}")
     model = optimised.original
@@ -67,21 +63,11 @@ def save(
         CONSTANTS: packed({**always, **constants.tensors}),
         **({WEIGHTS: packed({n: t for n, t in inside.items() if n not in always})} if weights else {}),
     }
-    names = []
-    for number, (file, source) in enumerate(zip(libraries.files, libraries.sources, strict=True)):
-        names.append(f"libraries/{number}-{source.name}.so")
-        with cache_entry.opened(file) as checked:
-            files[names[-1]] = Path(checked).read_bytes()
-        files[f"sources/{number}-{source.name}.{'cu' if source.target is Target.CUDA else 'cpp'}"] = (
-            source.text.encode()
-        )
+    names, built = libraries.entries()
+    files |= built
     manifest = {
         "model": type(model).__name__,
-        "fusepass": version,
-        "torch": versions.release(),
-        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "devices": sorted({str(tensor.device) for tensor in live.tensors} | {str(device)}),
-        "settings": versions.settings(),
+        **versions.described({str(tensor.device) for tensor in live.tensors} | {str(device)}),
         "weights": weights,
         "states": [Expected.of(name, tensor).data() for name, tensor in states.items()],
         "kinds": kinds,
@@ -196,7 +182,9 @@ def _variant(compiled: CompiledGraph, libraries: Libraries, constants: Constants
     called = list(compiled.called.items())
     calls = {region.run: number for number, (_, region) in enumerate(called)}
     graph = graph_data(compiled.rewritten(), calls, constants)
-    regions = [region_data(region, _operators(compiled, works[name]), libraries, constants) for name, region in called]
+    regions = [
+        region_data(region, operators_of(compiled.before, works[name]), libraries, constants) for name, region in called
+    ]
     requires = {str(each): each for each in map(machine.requirement, _sources(compiled))}
     return {"requires": list(requires.values()), "graph": graph, "regions": regions}
 
@@ -205,13 +193,6 @@ def _sources(compiled: CompiledGraph) -> list[Source]:
     regions = compiled.called.values()
     codes = [each for region in regions for each in (region, *region.conversions.values())]
     return [each.generated.source for each in codes]
-
-
-def _operators(compiled: CompiledGraph, work: Work) -> Operators:
-    region = work.region
-    constants = {place: work.constants[node] for place, node in enumerate(region.inputs) if node in work.constants}
-    given, results = ([Meta.of(node.meta["val"]) for node in nodes] for nodes in (work.arguments, region.outputs))
-    return Operators(subgraph(compiled.before, region), constants, given, results)
 
 
 def _kind(model: nn.Module, slot: Slot) -> str:

@@ -7,6 +7,7 @@ one. That is no signature: who can write a file can write its hashes, and an art
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import tempfile
@@ -14,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fusepass.errors import ArtifactError
 
@@ -31,22 +32,34 @@ def write(path: Path, manifest: Mapping[str, Any], entries: Mapping[str, bytes])
     Raises:
         OSError: it cannot be written.
     """
-    listed = {name: [len(content), _hash(content)] for name, content in entries.items()}
-    text = json.dumps({"format": FORMAT, "entries": listed, **manifest}, sort_keys=True, allow_nan=False).encode()
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     fresh = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.comment = _hash(text).encode()
-            for entry, content in {MANIFEST: text, **entries}.items():
-                info = zipfile.ZipInfo(entry, _TIME)
-                info.compress_type = zipfile.ZIP_DEFLATED if entry.endswith(_PACKED) else zipfile.ZIP_STORED
-                archive.writestr(info, content)
+        with os.fdopen(handle, "wb") as file:
+            _write(file, manifest, entries)
         fresh.chmod(0o666 & ~_umask())
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def packed(manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> bytes:
+    """An artifact as bytes."""
+    file = io.BytesIO()
+    _write(file, manifest, entries)
+    return file.getvalue()
+
+
+def _write(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> None:
+    listed = {name: [len(content), _hash(content)] for name, content in entries.items()}
+    text = json.dumps({"format": FORMAT, "entries": listed, **manifest}, sort_keys=True, allow_nan=False).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.comment = _hash(text).encode()
+        for entry, content in {MANIFEST: text, **entries}.items():
+            info = zipfile.ZipInfo(entry, _TIME)
+            info.compress_type = zipfile.ZIP_DEFLATED if entry.endswith(_PACKED) else zipfile.ZIP_STORED
+            archive.writestr(info, content)
 
 
 class Reader:
@@ -56,14 +69,14 @@ class Reader:
         manifest: what it says of itself.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the artifact at `path`.
+    def __init__(self, path: Path | io.BytesIO) -> None:
+        """Open the artifact at `path`, or in memory.
 
         Raises:
             OSError: there is no such file.
             ArtifactError: it is damaged, or of a format that this version of fusepass does not read.
         """
-        self._path = path
+        self._path = path if isinstance(path, Path) else "an artifact"
         try:
             self._archive = zipfile.ZipFile(path)
         except zipfile.BadZipFile as error:

@@ -1,16 +1,63 @@
-"""Loads shared libraries whose bytes were read and compared with their hash, so that no file can change in between."""
+"""The shared libraries of an artifact: written once each, and loaded from bytes that were compared with their hash."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from fusepass.codegen import cache_folders, trust
+from fusepass.artifact.container import Reader
+from fusepass.codegen import cache_entry, cache_folders, trust
+from fusepass.codegen.source import Source
 from fusepass.errors import ArtifactError
 
 _loaded: dict[str, ctypes.CDLL] = {}
+
+
+class Libraries:
+    """What is written beside the graphs of an artifact: each library once, by number."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, Source] = {}
+
+    def number(self, file: Path, source: Source) -> int:
+        """That of the library in `file`, which was built of `source`."""
+        self._sources.setdefault(file, source)
+        return list(self._sources).index(file)
+
+    def entries(self) -> tuple[list[str], dict[str, bytes]]:
+        """The names of the libraries in an artifact, in order; and its entries, the sources among them.
+
+        Raises:
+            OSError: a library is damaged by now.
+        """
+        names, files = [], {}
+        for number, (file, source) in enumerate(self._sources.items()):
+            names.append(f"libraries/{number}-{source.name}.so")
+            with cache_entry.opened(file) as checked:
+                files[names[-1]] = Path(checked).read_bytes()
+            suffix = cache_entry.suffix(source)
+            files[f"sources/{number}-{source.name}{suffix}"] = source.text.encode()
+        return names, files
+
+
+class LoadedLibraries(Sequence[Any]):
+    """The libraries of an artifact by number, each loaded when it is asked for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._names: list[str] = reader.manifest["libraries"]
+
+    def __getitem__(self, number: Any) -> Any:
+        name = self._names[number]
+        content = self._reader.read(name)
+        return load(self._reader.manifest["entries"][name][1], content)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def load(digest: str, content: bytes) -> ctypes.CDLL:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from fusepass.artifact import libraries
 from fusepass.artifact.call import Expected, template_of
 from fusepass.artifact.container import Reader
 from fusepass.artifact.graph import graph_of
-from fusepass.artifact.machine import problem
+from fusepass.artifact.libraries import LoadedLibraries
+from fusepass.artifact.machine import Devices, runnable
 from fusepass.artifact.region import region_of
 from fusepass.artifact.tensors import CONSTANTS, WEIGHTS, unpacked
 from fusepass.artifact.versions import autocast, check
@@ -36,7 +36,7 @@ def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch
     """See `fusepass.load`."""
     with Reader(path) as reader:
         reader.understood(lambda: check(reader.manifest, path))
-        devices: _Devices = reader.understood(lambda: _Devices(reader.manifest["devices"], device))
+        devices: Devices = reader.understood(lambda: Devices(reader.manifest["devices"], device))
         tensors = unpacked(reader.read(CONSTANTS))
         inside = reader.manifest["weights"]
         if inside:
@@ -231,30 +231,6 @@ class _Signature:
         return self._outputs.fill(self._call(*arguments))
 
 
-class _Devices:
-    """The device to use in place of each that is named: the same one, or of a GPU the one that was asked for."""
-
-    def __init__(self, saved: Iterable[str], chosen: torch.device | None) -> None:
-        """Devices for an artifact that names those that are `saved`.
-
-        Raises:
-            ArtifactError: there is no such device, or the `chosen` one is of another kind.
-        """
-        kinds = {torch.device(name).type for name in saved}
-        if chosen is not None and chosen.type not in kinds:
-            raise ArtifactError(f"the artifact was saved for {' and '.join(sorted(kinds))}, not for {chosen.type}")
-        self.gpu: torch.device | None = None
-        if "cuda" in kinds:
-            if not torch.cuda.is_available():
-                raise ArtifactError("the artifact was saved for cuda, and PyTorch finds no CUDA device here")
-            index = chosen.index if chosen is not None and chosen.type == "cuda" else None
-            self.gpu = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-
-    def __call__(self, name: str) -> torch.device:
-        named = torch.device(name)
-        return self.gpu if named.type == "cuda" and self.gpu is not None else named
-
-
 def _supplied(wanted: Mapping[str, Expected], state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those of `state_dict` that take the place of what is in the file.
 
@@ -282,7 +258,7 @@ def _fill(
     states: Sequence[Expected],
     placed: Mapping[str, torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
-    devices: _Devices,
+    devices: Devices,
 ) -> None:
     manifest = reader.manifest
     places = {each.name: _put(module, each.name, manifest["kinds"][each.name], placed[each.name]) for each in states}
@@ -292,10 +268,10 @@ def _fill(
     held = {
         name: tensor.to(devices(manifest["constants"][name])) for name, tensor in tensors.items() if name not in placed
     }
-    loaded = _Libraries(reader)
+    loaded = LoadedLibraries(reader)
     fallbacks = FallbackCounter()
     for data in manifest["signatures"]:
-        variant = _runnable(data["variants"], devices.gpu)
+        variant = runnable(data["variants"], devices.gpu)
         regions = [region_of(each, loaded, held, devices, fallbacks) for each in variant["regions"]]
         graph = graph_of(variant["graph"], [region.run for region in regions], held, devices)
         shorten(graph)
@@ -304,35 +280,6 @@ def _fill(
         takes = [(states[number], places[states[number].name]) for number in data["states"]]
         module._signatures.append(_Signature(data, graph.forward, takes, devices))
     module._report = manifest["report"]
-
-
-def _runnable(variants: Sequence[Mapping[str, Any]], gpu: torch.device | None) -> Mapping[str, Any]:
-    """The first of several that this machine runs."""
-    problems = []
-    for variant in variants:
-        found = [told for needed in variant["requires"] if (told := problem(needed, gpu)) is not None]
-        if not found:
-            return variant
-        problems += found
-    raise ArtifactError(
-        f"no code in the artifact runs on this machine: {'; '.join(dict.fromkeys(problems))}; save it for this one too"
-    )
-
-
-class _Libraries(Sequence[Any]):
-    """The libraries of an artifact by number, each loaded when it is asked for."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._names: list[str] = reader.manifest["libraries"]
-
-    def __getitem__(self, number: Any) -> Any:
-        name = self._names[number]
-        content = self._reader.read(name)
-        return libraries.load(self._reader.manifest["entries"][name][1], content)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _put(root: LoadedModule, dotted: str, kind: str, tensor: torch.Tensor) -> _Place:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
 from fusepass.artifact.graph import Constants, graph_data, graph_of
+from fusepass.artifact.libraries import Libraries
 from fusepass.artifact.plain import UNKNOWN, decode, encode
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
@@ -23,48 +23,10 @@ from fusepass.errors import BuildError
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta, as_seen, with_strides
 from fusepass.runtime.operators import shorten
+from fusepass.runtime.ops import Operators
 from fusepass.runtime.region import FusedRegion, Result
 
 Device = Callable[[str], torch.device]
-
-
-@dataclass(frozen=True)
-class Operators:
-    """A region's own operators.
-
-    Attributes:
-        graph: takes the region's inputs, gives a tuple of its outputs.
-        constants: by the positions of its inputs, those that are numbers fixed at capture.
-        inputs: how it takes the others; the fused call may get their memory in other shapes.
-        outputs: how its results lie.
-    """
-
-    graph: fx.GraphModule
-    constants: Mapping[int, torch.Tensor]
-    inputs: Sequence[Meta]
-    outputs: Sequence[Meta]
-
-
-class Libraries:
-    """What is written beside the graphs of an artifact: each library once.
-
-    Attributes:
-        files: the libraries, by number.
-        sources: what they were built of, by number.
-    """
-
-    def __init__(self) -> None:
-        self.files: list[Path] = []
-        self.sources: list[Source] = []
-        self._numbers: dict[Path, int] = {}
-
-    def number(self, file: Path, source: Source) -> int:
-        """That of the library in `file`."""
-        number = self._numbers.setdefault(file, len(self.files))
-        if number == len(self.files):
-            self.files.append(file)
-            self.sources.append(source)
-        return number
 
 
 @dataclass(frozen=True)

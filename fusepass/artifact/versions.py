@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -30,7 +30,13 @@ def autocast() -> dict[str, str]:
     return {kind: str(torch.get_autocast_dtype(kind)).removeprefix("torch.") for kind in kinds}
 
 
-def check(manifest: Mapping[str, Any], path: Path) -> None:
+def described(devices: Collection[str]) -> dict[str, Any]:
+    """What `check` compares, for the manifest of an artifact that runs on `devices`."""
+    created = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"torch": release(), "created": created, "devices": sorted(devices), "settings": settings()}
+
+
+def check(manifest: Mapping[str, Any], path: object) -> None:
     """Compare an artifact's surroundings with those of this process.
 
     Raises:

@@ -41,8 +41,9 @@ from fusepass.report.choice import EAGER
 from fusepass.report.report import RegionState, Report
 from fusepass.runtime import fast_path
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.meta import Meta
 from fusepass.runtime.operators import shorten
-from fusepass.runtime.ops import register
+from fusepass.runtime.ops import Operators, register
 from fusepass.runtime.region import FusedRegion
 
 
@@ -60,7 +61,6 @@ class CompiledGraph:
             the positions of what it takes among the arguments of `call`.
         rewritten: makes the graph that `call` runs, as a graph, with the regions' functions in it.
         called: by its name in `works`, what `call` runs a region by; its `run` is in that graph.
-        operators: by its name in `works`, what the operators of `graph_module` run a region by.
         saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
@@ -73,7 +73,6 @@ class CompiledGraph:
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     rewritten: Callable[[], fx.GraphModule]
     called: Mapping[str, FusedRegion]
-    operators: Mapping[str, FusedRegion]
     saved: float
     report: Report
     fallbacks: FallbackCounter
@@ -177,7 +176,10 @@ def compile_graph(
 
     @functools.cache
     def spliced() -> fx.GraphModule:
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in seen.items()}
+        own = {work.region.name: functools.partial(operators_of, graph, work) for work in kept}
+        operators = {
+            key: register(value, program_text(value.generated.program), own[key]) for key, value in seen.items()
+        }
         made = splice(graph, regions, ways, operators)
         made.real_recompile()
         return made
@@ -191,7 +193,7 @@ def compile_graph(
     fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
     return CompiledGraph(
-        graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, seen, saved, report, counter
+        graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, saved, report, counter
     )
 
 
@@ -297,6 +299,14 @@ def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Ten
             if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
                 found[node] = value
     return found
+
+
+def operators_of(owner: fx.GraphModule, work: Work) -> Operators:
+    """The own operators of a region of `owner`."""
+    region = work.region
+    constants = {place: work.constants[node] for place, node in enumerate(region.inputs) if node in work.constants}
+    given, results = ([Meta.of(node.meta["val"]) for node in nodes] for nodes in (work.arguments, region.outputs))
+    return Operators(subgraph(owner, region), constants, given, results)
 
 
 def _tell(work: Work, counter: FallbackCounter) -> None:

@@ -147,8 +147,10 @@ class Specialiser:
         return getattr(self._model, "training", None)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same inside of torch.compile or torch.export; specialises nothing, and nothing serves sizes left open."""
-        if torch.compiler.is_exporting() and _open_sizes(args, kwargs):
+        """The same inside of torch.compile or torch.export; specialises nothing. An exported program has the original's operators,
+        whatever was called before: others load it who do not have fused ones.
+        """
+        if torch.compiler.is_exporting():
             return self.original(*args, **kwargs)
         for made in self._traceable:
             if made.inline is not None and made.inline.matches(args, kwargs):
@@ -370,12 +372,6 @@ class Specialiser:
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
         self._capture_fallbacks.refuse(step, reason)
-
-
-def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch.export is to leave a size of a tensor open; comparing it with a number would fix it."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def _device(model: nn.Module) -> str:

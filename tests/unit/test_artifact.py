@@ -373,10 +373,15 @@ def test_another_cpu_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    needed = {"target": "cuda", "arch": "sm_80"}
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    needed = {"target": "cuda", "arch": "sm_80", "cuda": "13"}
     assert machine.problem(needed, torch.device("cuda", 0)) == "built for sm_80, not sm_90"
     assert machine.problem(needed | {"arch": "sm_90"}, torch.device("cuda", 0)) is None
     assert machine.problem(needed, None) == "built for sm_80, and there is no GPU"
+    assert (
+        machine.problem(needed | {"cuda": "12"}, torch.device("cuda", 0))
+        == "built for CUDA 12, and PyTorch has 13 here"
+    )
 
 
 def test_another_format_is_refused(saved: Path, changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
