@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from fusepass import measure
 from fusepass.artifact.call import Expected, template_of
 from fusepass.artifact.container import Reader
 from fusepass.artifact.graph import graph_of
@@ -94,12 +95,17 @@ class LoadedModule(nn.Module):
 
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable, which imports Dynamo
 
+    def made_up(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments for a call of each signature: whole numbers are zeros, so that they are valid indices."""
+        return [signature.made_up() for signature in self._signatures]
+
     def report(self) -> str:
         """What was fused when it was saved, as text."""
         return self._report
 
     def extra_repr(self) -> str:
-        return f"{self._model}, {len(self._signatures)} signatures"
+        count = len(self._signatures)
+        return f"{self._model}, {count} signature{'s' if count > 1 else ''}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a loaded artifact is neither copied nor pickled: load its file again")
@@ -169,6 +175,17 @@ class _Signature:
         if found is None or autocast() != self._autocast:
             return None
         return found if all(each.fits(tensor) for each, tensor in zip(self._expected, found, strict=True)) else None
+
+    def made_up(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for a call that this serves."""
+        tensors = []
+        for each in self._expected:
+            meta = each.meta
+            like = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device="meta")
+            (tensor,) = measure.made_up([like], each.device)
+            tensors.append(tensor if meta.dtype.is_floating_point else tensor.zero_())
+        call: tuple[tuple[Any, ...], dict[str, Any]] = self._inputs.fill(tensors)
+        return call
 
     def run_checked(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result for what `fitting` gave; calls like it need but a look at the tensors from now on."""

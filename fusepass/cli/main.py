@@ -1,4 +1,4 @@
-"""The command line: ``python -m fusepass explain | profile | doctor | cache``."""
+"""The command line: ``python -m fusepass explain | profile | build | run | doctor | cache``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 import fusepass
-from fusepass.cli import doctor
-from fusepass.cli.model import Call, InputSpec, UsageError, attempt, load_call
+from fusepass.cli import deploy, doctor
+from fusepass.cli.arguments import add_call, call_of
+from fusepass.cli.model import UsageError, attempt
 from fusepass.codegen import cache, cache_archive, cache_folders, choices
 from fusepass.config import current
 from fusepass.report.report import Report, SourceFile
@@ -80,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands.add_parser("explain", help="show what of a model fuses, what does not, and why"))
     _add_profile(commands.add_parser("profile", help="show where the time of a call goes, beside the device's limits"))
+    deploy.add_build(commands.add_parser("build", help="write a model as a file that runs without compilers"))
+    deploy.add_run(commands.add_parser("run", help="run such a file on made-up inputs, and time it"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
@@ -102,33 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_call(parser: argparse.ArgumentParser) -> None:
-    """What names a model and its inputs."""
-    parser.add_argument(
-        "target",
-        metavar="MODULE:CALLABLE",
-        help="an nn.Module, or what gives one, or a (model, inputs) pair, when called without arguments",
-    )
-    parser.add_argument(
-        "--input",
-        dest="inputs",
-        action="append",
-        default=[],
-        type=InputSpec.parse,
-        metavar="SIZE,...[:DTYPE]",
-        help="shape of the next input, such as 2,3,8,8 or 4,16:int64; repeat it for several",
-    )
-    parser.add_argument("--device", help="where to run, such as cpu or cuda:0")
-
-
-def _call(arguments: argparse.Namespace) -> Call:
-    name = arguments.device
-    device = attempt(f"device {name!r}", lambda: torch.device(name)) if name is not None else None
-    return load_call(arguments.target, arguments.inputs, device)
-
-
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    _add_call(parser)
+    add_call(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     output.add_argument("--show-sources", action="store_true", help="print the generated sources too")
@@ -137,7 +113,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    call = _call(arguments)
+    call = call_of(arguments)
     report = attempt(f"explaining {arguments.target}", lambda: fusepass.explain(call.model, *call.args, **call.kwargs))
     print(report.to_json() if arguments.json else report)
     if arguments.show_sources:
@@ -149,7 +125,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
-    _add_call(parser)
+    add_call(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, which holds the sources too")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write one page that shows the graph before and after"
@@ -158,7 +134,7 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    call = _call(arguments)
+    call = call_of(arguments)
     optimised = fusepass.optimize(call.model)
     profile = attempt(f"profiling {arguments.target}", lambda: optimised.profile(*call.args, **call.kwargs))
     if arguments.html is not None:
