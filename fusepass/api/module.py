@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,11 @@ def _with_signature(kind: type[OptimizedModule], original: nn.Module) -> type[Op
         known = inspect.signature(original.forward)
     except (TypeError, ValueError):  # one that is no Python has none
         return kind
-
-    def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-        return kind.forward(self, *args, **kwargs)
-
+    usual: Any = kind.forward
+    forward = types.FunctionType(usual.__code__, usual.__globals__, usual.__name__, None, usual.__closure__)
+    forward.__doc__ = usual.__doc__
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     parameters = [each for each in known.parameters.values() if each.name != own.name]
-    forward.__doc__ = kind.forward.__doc__
     forward.__signature__ = known.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, "forward": forward})
 

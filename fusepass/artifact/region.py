@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from fusepass.artifact.graph import Constants, graph_data, graph_of
 from fusepass.artifact.libraries import Libraries
 from fusepass.artifact.plain import UNKNOWN, decode, encode
 from fusepass.codegen import build
-from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Source, Target
@@ -24,7 +22,7 @@ from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta, as_seen, with_strides
 from fusepass.runtime.operators import shorten
 from fusepass.runtime.ops import Operators
-from fusepass.runtime.region import FusedRegion, Result
+from fusepass.runtime.region import Code, FusedRegion, Result
 
 Device = Callable[[str], torch.device]
 
@@ -42,6 +40,20 @@ class _Compiled(Program):
     @functools.cached_property
     def arguments(self) -> tuple[Buffer, ...]:
         return tuple(map(self.buffer, self.passed))
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What is left of a program and its sources once they are compiled."""
+
+    program: Program
+    source: Source
+    other: Source | None
+
+    def unaligned(self) -> Source:
+        if self.other is None:
+            raise BuildError(f"{self.program.name} was saved without a library for inputs that are not aligned")
+        return self.other
 
 
 def region_data(
@@ -142,7 +154,7 @@ def _original(
     return run
 
 
-def _code(generated: Generated, library: Path, libraries: Libraries) -> dict[str, Any]:
+def _code(generated: Code, library: Path, libraries: Libraries) -> dict[str, Any]:
     program, source = generated.program, generated.source
     data = {
         "program": program.name,
@@ -154,7 +166,6 @@ def _code(generated: Generated, library: Path, libraries: Libraries) -> dict[str
         "outputs": list(program.outputs),
         "passed": [each.name for each in program.arguments],
         "calls": [_call(call) for call in program.calls],
-        "facts": asdict(generated.facts) | {"target": generated.facts.target.value},
         "source": _source(source),
         "library": libraries.number(library, source),
     }
@@ -166,7 +177,7 @@ def _code(generated: Generated, library: Path, libraries: Libraries) -> dict[str
     return data
 
 
-def _generated(data: Mapping[str, Any], libraries: Sequence[Any]) -> tuple[Generated, Any, Any]:
+def _generated(data: Mapping[str, Any], libraries: Sequence[Any]) -> tuple[_Built, Any, Any]:
     """What is known of compiled code, its library, and the one for inputs that are aligned to nothing."""
     buffers = tuple(
         Buffer(name, DType[dtype], tuple(shape), tuple(strides), Role(role))
@@ -176,14 +187,11 @@ def _generated(data: Mapping[str, Any], libraries: Sequence[Any]) -> tuple[Gener
     program = _Compiled(
         data["program"], buffers, tuple(data["inputs"]), tuple(data["outputs"]), calls, (), passed=tuple(data["passed"])
     )
-    facts = DeviceFacts(**(data["facts"] | {"target": Target(data["facts"]["target"])}))
-    generated = Generated(program, facts, general=_source_of(data["source"]))
-    library = libraries[data["library"]]
+    source, library = _source_of(data["source"]), libraries[data["library"]]
     if data["unaligned"] is None:
-        return generated, library, None
-    source, number = data["unaligned"]
-    unaligned = _source_of(source)
-    return replace(generated, general_unaligned=lambda generated: unaligned), library, libraries[number]
+        return _Built(program, source, None), library, None
+    unaligned, number = data["unaligned"]
+    return _Built(program, source, _source_of(unaligned)), library, libraries[number]
 
 
 def _call(call: LibraryCall) -> list[Any]:

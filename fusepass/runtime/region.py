@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fusepass.codegen import build
-from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
@@ -38,6 +37,21 @@ _EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_stri
 """As `torch.empty_strided`, on the current device and without the dispatcher."""
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+class Code(Protocol):
+    """A program with its source, as `fusepass.codegen.generate.Generated` is; of one that was built elsewhere no more than this is known."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def source(self) -> Source: ...
+    def unaligned(self) -> Source:
+        """The source that assumes nothing about the alignment of inputs.
+
+        Raises:
+            BuildError: there is none.
+        """
 
 
 class Entry:
@@ -87,7 +101,7 @@ class FusedRegion:
     def __init__(
         self,
         name: str,
-        generated: Generated,
+        generated: Code,
         library: Any,
         inputs: Sequence[Meta],
         used: Sequence[int],

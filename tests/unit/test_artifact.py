@@ -105,7 +105,7 @@ for call, expected in zip(calls, results, strict=True):
             assert one == other if isinstance(one, int) else torch.allclose(one, other, 1e-4, 1e-5)
 slow = [name for name in sys.modules if name.split(".")[0] == "sympy" or name.startswith(("torch._dynamo.", "torch._inductor"))]
 assert not slow, slow[:5]
-unwanted = [name for name in sys.modules if name.startswith(("fusepass.capture", "fusepass.compile", "fusepass.dispatch"))]
+unwanted = [name for name in sys.modules if name.startswith(("fusepass.capture", "fusepass.compile", "fusepass.dispatch", "fusepass.codegen.passes"))]
 assert not unwanted, unwanted
 print(seconds)
 """
