@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +21,14 @@ from fusepass.artifact.region import region_data
 from fusepass.artifact.tensors import CONSTANTS, WEIGHTS, packed
 from fusepass.capture.naming import input_text, positional_names
 from fusepass.capture.trace import Captured, CaptureFailure, capture
-from fusepass.codegen import instructions
+from fusepass.codegen import build, instructions
 from fusepass.codegen.detect import device_facts, taken_for
 from fusepass.codegen.device import ARCHITECTURES, DeviceFacts
-from fusepass.codegen.source import Source
 from fusepass.compile.pipeline import CompiledGraph, compile_graph, operators_of
 from fusepass.config import override
-from fusepass.errors import ArtifactError, CaptureError
+from fusepass.errors import ArtifactError, BuildError, CaptureError
 from fusepass.guards.tensors import LiveTensors, Slot
+from fusepass.runtime.region import Code
 from fusepass.structure import Template
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -182,17 +183,26 @@ def _variant(compiled: CompiledGraph, libraries: Libraries, constants: Constants
     called = list(compiled.called.items())
     calls = {region.run: number for number, (_, region) in enumerate(called)}
     graph = graph_data(compiled.rewritten(), calls, constants)
+    _build_unaligned(compiled)
     regions = [
         region_data(region, operators_of(compiled.before, works[name]), libraries, constants) for name, region in called
     ]
-    requires = {str(each): each for each in map(machine.requirement, _sources(compiled))}
+    requires = {str(each): each for each in (machine.requirement(code.source) for code in _codes(compiled))}
     return {"requires": list(requires.values()), "graph": graph, "regions": regions}
 
 
-def _sources(compiled: CompiledGraph) -> list[Source]:
+def _build_unaligned(compiled: CompiledGraph) -> None:
+    """Build what serves inputs that are not aligned, side by side."""
+    sources = []
+    for code in _codes(compiled):
+        with contextlib.suppress(BuildError):  # what cannot be had is left out of the file
+            sources.append(code.unaligned())
+    build.build_all(sources)
+
+
+def _codes(compiled: CompiledGraph) -> list[Code]:
     regions = compiled.called.values()
-    codes = [each for region in regions for each in (region, *region.conversions.values())]
-    return [each.generated.source for each in codes]
+    return [each.generated for region in regions for each in (region, *region.conversions.values())]
 
 
 def _kind(model: nn.Module, slot: Slot) -> str:

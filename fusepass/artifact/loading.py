@@ -29,6 +29,8 @@ from fusepass.runtime.operators import shorten
 from fusepass.structure import Template
 
 MISSED: Any = object()
+_frames: Any = torch._C._dynamo.eval_frame
+_SKIP = _frames._FrameAction.SKIP
 _MOST_TOLD = 3  # signatures that the text of an error describes
 _Place = tuple[dict[str, Any], str]
 
@@ -73,7 +75,7 @@ class LoadedModule(nn.Module):
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's result.
+        """The original's result. `torch.compile` of a model around it leaves it as it is.
 
         Raises:
             ValueError: the inputs are like none that it was saved for; the text says what differs.
@@ -93,7 +95,9 @@ class LoadedModule(nn.Module):
                 return signature.run_checked(fitting)
         self._misfit(tensors, inputs, args, kwargs)
 
-    forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable, which imports Dynamo
+    # As torch.compiler.disable, which imports Dynamo: forward is part of no graph, and none is made of it or what it calls.
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _frames.set_code_exec_strategy(forward.__code__, _frames._FrameExecStrategy(_SKIP, _SKIP))
 
     def made_up(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments for a call of each signature: whole numbers are zeros, so that they are valid indices."""

@@ -180,6 +180,26 @@ def test_weights_are_supplied_replaced_and_loaded(net: Net, tmp_path: Path) -> N
 
 
 @torch.no_grad()
+def test_a_model_around_it_may_be_compiled(net: Net, saved: Path) -> None:
+    torch._dynamo.reset()
+    loaded = fusepass.load(saved)
+
+    class Around(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.tanh())["z"].tanh()  # type: ignore[no-any-return]
+
+    compiled = torch.compile(Around(loaded), backend="eager")
+    for _ in range(2):
+        close(compiled(X), Around(net)(X))
+    with pytest.raises(ArtifactError, match="runs compiled kernels alone"):
+        torch.export.export(loaded, (X,))
+
+
+@torch.no_grad()
 def test_statistics_in_training_are_written(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     fusepass.save(fusepass.optimize(model), tmp_path / "net.fuse", X)
