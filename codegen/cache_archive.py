@@ -49,12 +49,12 @@ def write(path: Path) -> Moved:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     fresh = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for entry in libraries:
                 for inner in sorted(entry.path.iterdir()):
-                    archive.write(inner, f"libraries/{entry.key}/{inner.name}")
+                    _add(archive, f"libraries/{entry.key}/{inner.name}", inner)
             for choice in measured:
-                archive.write(choice.path, f"choices/{choice.key}.json")
+                _add(archive, f"choices/{choice.key}.json", choice.path)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -81,6 +81,11 @@ def read(path: Path) -> Moved:
         raise BuildError(f"{path} is not taken in: {error}", path=path) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise BuildError(f"{path} is damaged: {error}", path=path) from error
+
+
+def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    """Without the file's time, which in images is often one that zip does not know."""
+    archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def _taken(archive: zipfile.ZipFile) -> Moved:

@@ -21,7 +21,7 @@ from fusepass.errors import ArtifactError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_TIME = (1980, 1, 1, 0, 0, 0)  # of every entry: the same model gives the same file
+_TIME = (1980, 1, 1, 0, 0, 0)  # of every entry: a file does not tell when it was written
 _MOST_MANIFEST = 1 << 28  # bytes
 _PACKED = (".json", ".so", ".cpp", ".cu")  # weights do not become smaller
 

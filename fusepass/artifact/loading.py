@@ -45,16 +45,15 @@ def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch
         if inside:
             tensors |= unpacked(reader.read(WEIGHTS))
         states = reader.understood(lambda: [Expected.read(each, devices) for each in reader.manifest["states"]])
-        lacking = {each.name: each for each in states if each.name not in tensors}
+        lacking = [each.name for each in states if each.name not in tensors]
         if state_dict is None and lacking:
             raise ArtifactError(
                 f"{path} holds no weights: give them as state_dict=, the one of the model that was saved"
             )
-        tensors |= _supplied(lacking if not inside else {each.name: each for each in states}, state_dict or {})
-        placed = {
-            each.name: with_strides(tensors[each.name].to(each.device, copy=each.name in (state_dict or {})), each.meta)
-            for each in states
-        }
+        if state_dict is not None:
+            kinds = reader.manifest["kinds"]
+            tensors |= _supplied([each for each in states if kinds[each.name] in ("parameter", "buffer")], state_dict)
+        placed = {each.name: with_strides(tensors[each.name].to(each.device), each.meta) for each in states}
         module = LoadedModule(reader.manifest["model"])
         reader.understood(lambda: _fill(module, reader, states, placed, tensors, devices))
     return module
@@ -252,25 +251,23 @@ class _Signature:
         return self._outputs.fill(self._call(*arguments))
 
 
-def _supplied(wanted: Mapping[str, Expected], state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of `state_dict` that take the place of what is in the file.
+def _supplied(wanted: Sequence[Expected], state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of those of `state_dict` that take the place of what is in the file.
 
     Raises:
         ValueError: one is missing, or has another shape or type.
     """
-    if not state_dict:
-        return {}
-    missing = [name for name in wanted if name not in state_dict]
+    missing = [each.name for each in wanted if each.name not in state_dict]
     wrong = [
-        f"{name} is {tensor.dtype}{list(tensor.shape)}, not {each.meta.dtype}{list(each.meta.shape)}"
-        for name, each in wanted.items()
-        if (tensor := state_dict.get(name)) is not None
+        f"{each.name} is {tensor.dtype}{list(tensor.shape)}, not {each.meta.dtype}{list(each.meta.shape)}"
+        for each in wanted
+        if (tensor := state_dict.get(each.name)) is not None
         and (tuple(tensor.shape) != each.meta.shape or tensor.dtype != each.meta.dtype)
     ]
     if missing or wrong:
         told = [f"it lacks {', '.join(missing)}"] if missing else []
         raise ValueError(f"state_dict does not fit the artifact: {'; '.join([*told, *wrong])}")
-    return {name: state_dict[name].detach() for name in wanted}
+    return {each.name: state_dict[each.name].detach().clone() for each in wanted}
 
 
 def _fill(

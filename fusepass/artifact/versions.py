@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from typing import Any
 
 import torch
@@ -32,8 +31,7 @@ def autocast() -> dict[str, str]:
 
 def described(devices: Collection[str]) -> dict[str, Any]:
     """What `check` compares, for the manifest of an artifact that runs on `devices`."""
-    created = datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"torch": release(), "created": created, "devices": sorted(devices), "settings": settings()}
+    return {"torch": release(), "devices": sorted(devices), "settings": settings()}
 
 
 def check(manifest: Mapping[str, Any], path: object) -> None:

@@ -156,7 +156,7 @@ def test_it_holds_what_it_says(net: Net, saved: Path) -> None:
 
 
 @torch.no_grad()
-def test_weights_are_supplied_replaced_and_loaded(net: Net, tmp_path: Path) -> None:
+def test_weights_are_supplied_replaced_and_loaded(net: Net, saved: Path, tmp_path: Path) -> None:
     path = tmp_path / "bare.fuse"
     fusepass.save(fusepass.optimize(net), path, X, weights=False)
     with pytest.raises(ArtifactError, match="holds no weights: give them as state_dict="):
@@ -175,6 +175,7 @@ def test_weights_are_supplied_replaced_and_loaded(net: Net, tmp_path: Path) -> N
         parameter.mul_(1.25)
     loaded.load_state_dict(other.state_dict())
     close(loaded(X), other(X))
+    close(fusepass.load(saved, state_dict=other.state_dict())(X), other(X))
     assert loaded.tied.weight is loaded.head.weight
     assert {tensor.requires_grad for tensor in loaded.parameters()} == {False}
 
