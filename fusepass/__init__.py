@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from fusepass.api.module import OptimizedModule
-    from fusepass.artifact.loading import LoadedModule
+    from fusepass.artifact.module import LoadedModule
     from fusepass.report.report import Report
 
 __all__ = [

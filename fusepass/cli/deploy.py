@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import fusepass
 from fusepass import measure
-from fusepass.artifact.loading import LoadedModule
+from fusepass.artifact.module import LoadedModule
 from fusepass.artifact.tensors import unpacked
 from fusepass.cli.arguments import add_call, call_of
 from fusepass.cli.model import attempt
