@@ -136,7 +136,7 @@ def loaded(library: Path | ctypes.CDLL) -> ctypes.CDLL:
     Raises:
         OSError: it is not there, damaged, may be from somebody else, or is no library.
     """
-    if isinstance(library, ctypes.CDLL):
+    if not isinstance(library, Path):
         return library
     if library not in _loaded:
         with cache_entry.opened(library) as path:
