@@ -54,7 +54,7 @@ class LoadedModule(nn.Module):
                 if result is not MISSED:
                     return result
         tensors, inputs = Template.of_call(args, kwargs)
-        self._refuse(tensors)
+        self._refuse([*tensors, *self.parameters()])
         for signature in self._signatures:
             fitting = signature.fitting(tensors, inputs, args, kwargs)
             if fitting is not None:
@@ -134,7 +134,7 @@ class Signature:
         """The result for these positional arguments, or `MISSED` where more than a look at the tensors is needed."""
         if self._fit is None or len(args) != self._arity or function_modes() or forward_ad._current_level >= 0:
             return MISSED
-        arguments = (*(entries[name] for _, (entries, name) in self._states), *args)
+        arguments: tuple[Any, ...] = (*(entries.get(name) for _, (entries, name) in self._states), *args)
         return self._run(arguments) if self._fit(*arguments) else MISSED
 
     def fitting(
@@ -159,7 +159,7 @@ class Signature:
 
     def run_checked(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result for what `fitting` gave; calls like it need but a look at the tensors from now on."""
-        states = [entries[name] for _, (entries, name) in self._states]
+        states: list[Any] = [entries.get(name) for _, (entries, name) in self._states]
         for (expected, _), tensor in zip(self._states, states, strict=True):
             if not isinstance(tensor, torch.Tensor) or not expected.fits(tensor):
                 known = isinstance(tensor, torch.Tensor)

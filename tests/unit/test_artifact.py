@@ -285,11 +285,19 @@ def test_other_modes_are_refused(net: Net, saved: Path) -> None:
     loaded(X)  # no parameter asks for gradients, so grad mode does not matter
     with pytest.raises(ArtifactError, match=r"computes no gradients: call it under torch.no_grad\(\)"):
         loaded(X.clone().requires_grad_())
+    loaded.conv.weight.requires_grad_()
+    with pytest.raises(ArtifactError, match="computes no gradients"):
+        loaded(X)
+    loaded.requires_grad_(False)
     with torch.autocast("cpu"), pytest.raises(ValueError, match="autocast is cpu bfloat16, not off"):
         loaded(X)
     with pytest.raises(ArtifactError, match=r"a torch.func transform is active"):
         torch.func.vmap(loaded)(X)
-    for spoil in (nn.Module.double, lambda model: setattr(model.conv, "bias", None)):
+    for spoil in (
+        nn.Module.double,
+        lambda model: setattr(model.conv, "bias", None),
+        lambda model: delattr(model.conv, "bias"),
+    ):
         loaded = fusepass.load(saved)
         loaded(X)
         spoil(loaded)
