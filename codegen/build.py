@@ -74,7 +74,9 @@ def begin(source: Source) -> None:
     """
     key = _key(source)
     try:
-        if isinstance(key, BuildError) or cache.lookup(key) is not None or toolchain.environment():
+        if isinstance(key, BuildError) or cache.lookup(key) is not None or _no_compiler(source) is not None:
+            return
+        if toolchain.environment():
             return
     except (BuildError, OSError):
         return
@@ -113,8 +115,8 @@ def threads_soon() -> Iterator[None]:
                 sys.setswitchinterval(_usual_interval)
 
 
-def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
-    """The function `entry` of `library`: takes `arguments` pointers and the stream, returns a status.
+def load(library: Path | ctypes.CDLL, entry: str, arguments: int) -> Callable[..., int]:
+    """The function `entry` of `library`, which may be loaded already: takes `arguments` pointers and the stream, returns a status.
 
     All are passed as integers, 0 or None for none. The call releases the interpreter lock.
 
@@ -124,18 +126,21 @@ def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
     try:
         function = loaded(library)[entry]
     except (OSError, AttributeError) as error:
-        raise BuildError(f"a built library cannot be loaded: {library}: {error}", path=library) from error
+        path = library if isinstance(library, Path) else None
+        raise BuildError(f"a built library cannot be loaded: {path or library}: {error}", path=path) from error
     function.argtypes = (ctypes.c_void_p,) * (arguments + 1)
     function.restype = ctypes.c_int
     return function
 
 
-def loaded(library: Path) -> ctypes.CDLL:
+def loaded(library: Path | ctypes.CDLL) -> ctypes.CDLL:
     """The library itself, which this process loads once: it is there to stay, whatever becomes of its file.
 
     Raises:
         OSError: it is not there, damaged, may be from somebody else, or is no library.
     """
+    if not isinstance(library, Path):
+        return library
     if library not in _loaded:
         with cache_entry.opened(library) as path:
             _loaded[library] = ctypes.CDLL(path)
@@ -149,27 +154,42 @@ def _key(source: Source) -> str | BuildError:
         return error
 
 
+def _no_compiler(source: Source) -> BuildError | None:
+    """Why `source` cannot be built at all; None where there is a compiler for it."""
+    try:
+        toolchain.identity(source.target)
+    except BuildError as error:
+        return error
+    return None
+
+
 def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError]:
+    hopeless: dict[str, Path | BuildError]
+    hopeless = {key: error for key, source in missing.items() if (error := _no_compiler(source)) is not None}
+    missing = {key: source for key, source in missing.items() if key not in hopeless}
     if not missing:
-        return {}
+        return hopeless
     try:
         lacking = toolchain.environment()
     except BuildError as error:
-        return dict.fromkeys(missing, error)
+        return hopeless | dict.fromkeys(missing, error)
     # Only now, because it takes a while; and here, because not all it imports may be imported by two threads.
     import torch.utils.cpp_extension  # noqa: F401
 
     jobs = min(current().jobs, len(missing))
-    with _progress(len(missing)), _variables(lacking):
+    with contextlib.ExitStack() as stack:
+        stack.callback(cache.trim)
+        stack.enter_context(_progress(len(missing)))
+        stack.enter_context(_variables(lacking))
         if jobs == 1:
             # In this thread: as the interpreter ends, no pool takes anything, and `quick` waits for its library.
-            return {key: _build_one(key, source) for key, source in missing.items()}
+            return hopeless | {key: _build_one(key, source) for key, source in missing.items()}
         with ThreadPoolExecutor(jobs) as pool:
             built = {
                 key: pool.submit(contextvars.copy_context().run, _build_one, key, source)
                 for key, source in missing.items()
             }
-            return {key: future.result() for key, future in built.items()}
+            return hopeless | {key: future.result() for key, future in built.items()}
 
 
 def _build_one(key: str, source: Source) -> Path | BuildError:

@@ -18,28 +18,36 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fusepass.codegen import cache_entry, locks
+from fusepass.codegen import cache_entry, cache_limit, locks
 from fusepass.codegen import cache_folders as folders
 from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
 from fusepass.codegen.cache_entry import CacheEntry as CacheEntry
 from fusepass.codegen.source import Source
+from fusepass.config import current
 from fusepass.errors import BuildError, warn
 
 PATIENCE = 60.0
 """Seconds to wait for a lock: most builds take less, and to build what another process builds as well does no harm."""
 
 _SHORT_PATIENCE = 1.0  # seconds to wait in the minute after a wait in vain: who was stopped with one lock holds others
+_trimmed = float("-inf")  # when the cache was last looked through, by the monotonic clock
 _in_vain = float("-inf")  # when a wait last was in vain, by the monotonic clock
 
 _TRIES = 5
-_LOCK = ".lock"
 _STALE_SECONDS = 3600.0  # no build takes that long: its process has died
 
 
 def lookup(key: str) -> Path | None:
-    """The library kept under `key`, if it is there and intact. Nothing is written."""
-    paths = (cache_entry.path_of(top, key) for top in folders.directories())
-    return next((path / cache_entry.LIBRARY for path in paths if cache_entry.intact(path)), None)
+    """The library kept under `key`, if it is there and intact; of a key without compilers, what any of them made.
+
+    Nothing is written but the time of its use, where that can be.
+    """
+    found = (cache_entry.serving(top, key) for top in folders.directories())
+    path = next((path for path in found if path is not None), None)
+    if path is None:
+        return None
+    cache_entry.used(path)
+    return path / cache_entry.LIBRARY
 
 
 def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
@@ -68,6 +76,21 @@ def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
         raise BuildError(f"a build cannot be written: {error}") from error
 
 
+def trim() -> int:
+    """Remove what was not used for longest if the cache has become larger than `Config.cache_size`; says how many bytes that frees.
+
+    It looks at the first call, and then at most once in a while.
+    """
+    global _trimmed
+    now = time.monotonic()
+    if now - _trimmed < folders.RECENT:
+        return 0
+    _trimmed = now
+    with contextlib.suppress(OSError):
+        return cache_limit.trim(folders.writable(), current().cache_size)
+    return 0
+
+
 def entries() -> list[CacheEntry]:
     """All entries, in the order of their keys."""
     found = []
@@ -91,7 +114,7 @@ def clear() -> int:
     freed = sum(map(_freed, _abandoned()))
     for root in _roots():
         freed += _emptied(root) if _is_folder(root) else _freed(root)
-        for lock in root.glob(f"??/*{_LOCK}"):
+        for lock in root.glob(f"??/*{folders.LOCK}"):
             locks.discard(lock)
         for folder in (*root.glob("??"), root):
             with contextlib.suppress(OSError):  # a build under way has something in it
@@ -102,7 +125,7 @@ def clear() -> int:
 def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
     global _in_vain
     path = cache_entry.path_of(top, key)
-    lock = folders.level(top, key[:2]) / f"{key}{_LOCK}"
+    lock = folders.level(top, key[:2]) / f"{key}{folders.LOCK}"
     with locks.held(lock, _patience()) as held:
         if cache_entry.intact(path):
             return path / cache_entry.LIBRARY
@@ -187,7 +210,7 @@ def _freed(path: Path) -> int:
 
 
 def _is_lock(path: Path) -> bool:
-    return path.suffix == _LOCK and path.is_file() and not path.is_symlink()
+    return path.suffix == folders.LOCK and path.is_file() and not path.is_symlink()
 
 
 def _is_folder(path: Path) -> bool:

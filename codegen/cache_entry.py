@@ -20,6 +20,9 @@ from fusepass.codegen import trust
 from fusepass.codegen.source import Source, Target
 
 UNREADABLE = "(unreadable)"
+COMPILERS = "-"
+"""What stands in a key before the hash of the compilers."""
+
 LIBRARY = "lib.so"
 _META = "meta.json"
 _WORDS = ("key", "name", "entry", "target", "arch", "sha256", "created")
@@ -74,6 +77,28 @@ def path_of(top: Path, key: str) -> Path:
     return folders.root(top) / key[:2] / key
 
 
+def whole(inside: Path, key: str) -> bool:
+    """Whether the folder `key` of the folder `inside`, which need be no cache, is an intact entry of that key."""
+    try:
+        with trust.folder(inside, key) as folder, _compared(folder, inside / key):
+            return True
+    except OSError:
+        return False
+
+
+def serving(top: Path, key: str) -> Path | None:
+    """The intact entry that serves `key`, if the cache directory `top` has one: of a key without compilers, that of any."""
+    path = path_of(top, key)
+    paths = [path] if COMPILERS in key else [path, *sorted(path.parent.glob(f"{key}{COMPILERS}*"))]
+    return next((each for each in paths if intact(each)), None)
+
+
+def used(path: Path) -> None:
+    """Note that the entry at `path` was used just now, where that can be noted; so that what was not used for longest can be told."""
+    with contextlib.suppress(OSError), _folder(path) as folder:
+        folders.touch(folder)
+
+
 @contextlib.contextmanager
 def opened(library: Path) -> Iterator[str]:
     """A path to load `library` by: of the file that was compared with its hash, whatever happens to the folders meanwhile.
@@ -88,15 +113,21 @@ def opened(library: Path) -> Iterator[str]:
         with trust.folder(path) as folder, trust.file(folder, library.name) as descriptor:
             yield trust.path_of(descriptor)
         return
-    with _folder(path) as folder:
-        try:
-            expected = _description(folder, path.name)["sha256"]
-        except ValueError as error:
-            raise OSError(f"{path} is damaged: {error}") from error
-        with trust.file(folder, LIBRARY) as descriptor:
-            if hashlib.sha256(trust.content(descriptor)).hexdigest() != expected:
-                raise OSError(f"{path} is damaged: the library is another one")
-            yield trust.path_of(descriptor)
+    with _folder(path) as folder, _compared(folder, path) as descriptor:
+        yield trust.path_of(descriptor)
+
+
+@contextlib.contextmanager
+def _compared(folder: int, path: Path) -> Iterator[int]:
+    """A descriptor of the library of the entry that is open as `folder`, compared with its hash; `path` is the entry's, for its key and errors."""
+    try:
+        expected = _description(folder, path.name)["sha256"]
+    except ValueError as error:
+        raise OSError(f"{path} is damaged: {error}") from error
+    with trust.file(folder, LIBRARY) as descriptor:
+        if hashlib.sha256(trust.content(descriptor)).hexdigest() != expected:
+            raise OSError(f"{path} is damaged: the library is another one")
+        yield descriptor
 
 
 def intact(path: Path) -> bool:

@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ FORMAT = "v1"
 CHOICES, FAILED = "choices", "failed"
 STAGE = "tmp-"
 """How folders of builds under way begin."""
+
+RECENT = 600.0
+"""Seconds for which what was used is not taken away, whatever room is wanted: another process may be about to load it."""
+
+LOCK = ".lock"
+"""How the names of locks end."""
 
 OWN = "fusepass-"
 """How folders in the system's temporary directory begin."""
@@ -129,6 +136,17 @@ def stage(inside: Path, prefix: str) -> Iterator[Path]:
             os.close(mark)
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def touch(descriptor: int) -> None:
+    """Note that what is open as `descriptor` is used now; a time that is recent enough stays, which saves a write.
+
+    Raises:
+        OSError: it cannot be noted.
+    """
+    now = time.time()
+    if now - os.fstat(descriptor).st_mtime > RECENT:
+        os.utime(descriptor, (now, now))
 
 
 def remove(path: Path) -> None:

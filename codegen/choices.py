@@ -68,25 +68,46 @@ def key_of(made_of: Mapping[str, Any]) -> str:
 
 
 def lookup(key: str) -> Record | None:
-    """The record kept under `key`, if it is there and intact. Nothing is written."""
-    records = (_read(top, key) for top in folders.directories())
-    return next((record for record in records if record is not None), None)
+    """The record kept under `key`, if it is there and intact. Nothing is written but the time of its use, where that can be."""
+    for top in folders.directories():
+        record = _read(top, key)
+        if record is not None:
+            _used(top, key)
+            return record
+    return None
 
 
 def store(key: str, record: Record) -> None:
     """Keep `record` under `key`, in place of what is there; nothing happens where the disk cannot be written."""
     with contextlib.suppress(OSError):
-        path = _path(key)
-        handle, name = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump({"sha256": _hash(key, record), "record": asdict(record)}, file, indent=1)
-            if path.is_dir():
-                folders.remove(path)
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        _write(key, record)
+
+
+def put(key: str, content: bytes) -> bool:
+    """Keep the record that another cache's file under `key` has, unless there is one; whether there was none.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: the disk cannot be written.
+    """
+    record = _intact(key, json.loads(content))
+    if record is None:
+        raise ValueError(f"the measured choice {key[:12]} is damaged")
+    if lookup(key) is not None:
+        return False
+    _write(key, record)
+    return True
+
+
+def clear() -> int:
+    """Forget all records; says how many bytes that frees. Locks and records being written stay."""
+    freed = 0
+    for entry in entries():
+        with contextlib.suppress(OSError):
+            nbytes = folders.nbytes(entry.path)
+            folders.remove(entry.path)
+            freed += nbytes
+    return freed
 
 
 @contextlib.contextmanager
@@ -109,6 +130,20 @@ def verify() -> list[ChoiceEntry]:
     return [entry for entry in entries() if entry.record is None]
 
 
+def _write(key: str, record: Record) -> None:
+    path = _path(key)
+    handle, name = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump({"sha256": _hash(key, record), "record": asdict(record)}, file, indent=1)
+        if path.is_dir():
+            folders.remove(path)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def _path(key: str) -> Path:
     return folders.level(folders.writable(), folders.CHOICES) / f"{key}.json"
 
@@ -120,11 +155,28 @@ def _folder(top: Path) -> Path:
 def _read(top: Path, key: str) -> Record | None:
     try:
         with trust.folder(top, folders.FORMAT, folders.CHOICES) as inside:
-            data = trust.read_object(inside, f"{key}.json")
+            return _intact(key, trust.read_object(inside, f"{key}.json"))
+    except (OSError, ValueError):
+        return None
+
+
+def _intact(key: str, data: Any) -> Record | None:
+    """The record of `key` in what its file holds, however odd that is."""
+    try:
         record = Record(**data["record"])
         return record if _is_whole(record) and data["sha256"] == _hash(key, record) else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         return None
+
+
+def _used(top: Path, key: str) -> None:
+    """Note that the record was used just now, where that can be noted."""
+    with (
+        contextlib.suppress(OSError),
+        trust.folder(top, folders.FORMAT, folders.CHOICES) as inside,
+        trust.file(inside, f"{key}.json") as descriptor,
+    ):
+        folders.touch(descriptor)
 
 
 def _is_whole(record: Record) -> bool:

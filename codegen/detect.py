@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from fusepass.codegen.device import DeviceFacts
+
+_taken_for: ContextVar[DeviceFacts | None] = ContextVar("fusepass_device", default=None)
+
+
+@contextlib.contextmanager
+def taken_for(facts: DeviceFacts) -> Iterator[None]:
+    """Generate code for the device that `facts` describe, in place of those of its kind at hand, until the block ends."""
+    token = _taken_for.set(facts)
+    try:
+        yield
+    finally:
+        _taken_for.reset(token)
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
@@ -16,6 +31,9 @@ def device_facts(device: torch.device) -> DeviceFacts:
     Raises:
         ValueError: `device` is neither a CPU nor a CUDA device.
     """
+    other = _taken_for.get()
+    if other is not None and other.target.value == device.type:
+        return other
     if device.type == "cpu":
         return DeviceFacts.cpu()
     if device.type == "cuda":

@@ -46,7 +46,7 @@ class DeviceFacts:
     Attributes:
         target: the language kernels for it are written in.
         name: as the vendor calls it.
-        arch: ``"sm_90"`` and so on, or ``"native"`` for the CPU.
+        arch: ``"sm_90"`` and so on; of a CPU ``"native"`` for the one at hand, or a level such as ``"x86-64-v3"``.
         multiprocessors: streaming multiprocessors; the cores on a CPU.
         l2_bytes: second-level cache, of the whole device on CUDA and of one core on a CPU.
         shared_bytes_per_block: most shared memory one block may ask for; 0 on a CPU.
@@ -70,7 +70,7 @@ class DeviceFacts:
     @property
     def capability(self) -> int:
         """A CUDA device's compute capability times ten; 0 where there is none."""
-        return int("".join(filter(str.isdigit, self.arch)) or 0)
+        return int("".join(filter(str.isdigit, self.arch))) if self.target is Target.CUDA else 0
 
     @property
     def copies(self) -> bool:
@@ -93,7 +93,7 @@ class DeviceFacts:
         return self.capability == _WARP_GROUPS_ON
 
     @classmethod
-    def cpu(cls, cores: int | None = None) -> DeviceFacts:
+    def cpu(cls, cores: int | None = None, arch: str = "native") -> DeviceFacts:
         """A CPU with `cores` cores, by default those this process may use.
 
         Everything else is a fixed estimate, so that the same cores give the same code on every machine.
@@ -102,7 +102,7 @@ class DeviceFacts:
         return cls(
             target=Target.CPU,
             name="CPU",
-            arch="native",
+            arch=arch,
             multiprocessors=cores,
             l2_bytes=_CPU_L2_BYTES,
             shared_bytes_per_block=0,

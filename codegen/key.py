@@ -10,32 +10,54 @@ from collections.abc import Iterator
 import torch
 
 from fusepass.codegen import toolchain
+from fusepass.codegen.cache_entry import COMPILERS
+from fusepass.codegen.instructions import NATIVE
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 
-_FORMAT = 2  # of a library's description in the cache; since the second, it names the key
+_FORMAT = 3  # of a library's description in the cache; since the third, compilers are a part of the key by themselves
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_COMPILERS = 16  # digits that tell compilers apart
 
 
 def cache_key(source: Source) -> str:
-    """Hash of `source` but for its name, its headers, flags, compilers, CPU and torch, in hexadecimal.
+    """What `source` is kept under: its `source_key`, and behind a dash what compilers and their environment are.
 
-    Runs no program; takes well under 5 ms.
+    Where a compiler is missing there is no dash, and what any compiler made of the source serves. Runs no program; takes well
+    under 5 ms.
 
     Raises:
-        BuildError: a compiler is not installed, or a header cannot be read.
+        BuildError: a header cannot be read.
     """
-    made_of = {
-        "format": _FORMAT,
-        "torch": torch.__version__,
-        "target": source.target.value,
-        "arch": source.arch,
-        "entry": source.entry,
-        "text": source.text,
-        "headers": _headers(source),
-        "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
-        "identity": toolchain.identity(source.target),
-    }
+    key = source_key(source)
+    try:
+        return f"{key}{COMPILERS}{_digest(toolchain.identity(source.target))[:_COMPILERS]}"
+    except BuildError:
+        return key
+
+
+def source_key(source: Source) -> str:
+    """Hash of `source` but for its name, its headers, flags, CPU and torch, in hexadecimal: of all but the compilers.
+
+    Raises:
+        BuildError: a header cannot be read.
+    """
+    return _digest(
+        {
+            "format": _FORMAT,
+            "torch": torch.__version__,
+            "target": source.target.value,
+            "arch": source.arch,
+            "entry": source.entry,
+            "text": source.text,
+            "headers": _headers(source),
+            "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
+            "cpu": toolchain.cpu_identity() if source.arch == NATIVE else "",
+        }
+    )
+
+
+def _digest(made_of: object) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 

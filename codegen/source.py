@@ -26,7 +26,7 @@ class Source:
         target: language of `text`.
         text: the translation unit; includes headers from `templates/include` by file name.
         headers: file names of the headers it includes (their contents are part of the cache key).
-        arch: CUDA architecture such as ``"sm_90"``, or the CPU's ``"native"``.
+        arch: CUDA architecture such as ``"sm_90"``; of a CPU ``"native"``, the one at hand, or a level such as ``"x86-64-v3"``.
         numbers: what `entry` is called with for the sizes at hand, 8 bytes each, where one library serves many sizes:
             ``int64_t``, ``double`` for a float.
         replay: the C symbol of a function as `entry`, for calls that come again and again, mostly with the same pointers; None where

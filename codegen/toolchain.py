@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import importlib.resources
 import os
@@ -54,6 +55,8 @@ _CUDA_VARIABLES = (
     "PYTORCH_NVCC",
 )
 
+_PIECE, _MOST_PIECES = 1 << 16, 32  # bytes of a program that are read at once, and how often
+
 _CXX_REMEDY = "install one (for example `apt install g++`) or name one in CXX"
 _NVCC_REMEDY = (
     "for a PyTorch with CUDA 13 `pip install 'fusepass[cuda13]'` brings it; for others install the CUDA toolkit, "
@@ -67,8 +70,7 @@ class Compiler:
 
     Attributes:
         path: how it was found.
-        identity: resolved path, size in bytes and time of change of the program: what `--version` would
-            tell apart, without running it.
+        identity: resolved path, size in bytes and a hash of the program: what `--version` would tell apart, without running it.
     """
 
     path: Path
@@ -79,7 +81,7 @@ class Compiler:
         """The compiler `path`, which exists."""
         real = path.resolve()
         stat = real.stat()
-        return cls(path, f"{real} {stat.st_size} {stat.st_mtime_ns}")
+        return cls(path, f"{real} {stat.st_size} {_content(real, stat.st_size, stat.st_mtime_ns)}")
 
     @property
     def is_nvrtc(self) -> bool:
@@ -103,6 +105,17 @@ class Compiler:
             raise BuildError("a compiler does not run", command=command, stderr=done.stderr)
         lines = done.stdout.splitlines()
         return next((line for line in lines if "release" in line), lines[0] if lines else "")
+
+
+@functools.cache
+def _content(program: Path, size: int, _changed: int) -> str:
+    """A hash of a program: of large ones of pieces evenly spread, as reading all of nvcc would take longer than a key may."""
+    pieces = hashlib.sha256()
+    with program.open("rb") as file:
+        for start in range(0, size, max(_PIECE, size // _MOST_PIECES)):
+            file.seek(start)
+            pieces.update(file.read(_PIECE))
+    return pieces.hexdigest()
 
 
 def cxx() -> Compiler:
@@ -242,7 +255,7 @@ def flags(target: Target, arch: str) -> tuple[str, ...]:
     There is no fast-math in it. Hopper is compiled for as sm_90a: its tensor core instructions need that.
     """
     if target is Target.CPU:
-        return CPU_FLAGS
+        return tuple(f"-march={arch}" if flag == "-march=native" else flag for flag in CPU_FLAGS)
     number = _number(arch)
     return (*CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
 
@@ -272,7 +285,7 @@ def link_flags(target: Target) -> tuple[str, ...]:
 
 
 def identity(target: Target) -> tuple[str, ...]:
-    """What decides, besides text and flags, which machine code comes out: compilers, environment, CPU.
+    """What decides, besides text, flags and CPU, which machine code comes out: compilers and their environment.
 
     Costs a few file reads; no program runs.
 
@@ -283,7 +296,7 @@ def identity(target: Target) -> tuple[str, ...]:
     environment = tuple(f"{name}={os.environ.get(name, '')}" for name in variables)
     if target is Target.CUDA:  # nvcc leaves the host's part to the C++ compiler
         return (cuda_compiler().identity, cxx().identity, *environment)
-    return (cxx().identity, cpu_identity(), *environment)
+    return (cxx().identity, *environment)
 
 
 @functools.cache

@@ -78,6 +78,20 @@ def folder(top: Path, *names: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def folder_of(path: Path) -> Iterator[int]:
+    """A descriptor of the folder that `path` is in, whoever may write there: what is opened in it is compared by itself.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def file(inside: int, name: str) -> Iterator[int]:
     """A descriptor of the file `name` of the folder that is open as `inside`.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fusepass.config import Config, Options, current, override
 from fusepass.errors import (
+    ArtifactError,
     BuildError,
     CaptureError,
     FusepassError,
@@ -20,13 +23,17 @@ from fusepass.supported import require_linux
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    import torch
+    from torch import fx, nn
+    from torch.export import ExportedProgram
 
     from fusepass.api.module import OptimizedModule
+    from fusepass.artifact.module import LoadedModule
     from fusepass.profiling.errors import Errors
     from fusepass.report.report import Report
 
 __all__ = [
+    "ArtifactError",
     "BuildError",
     "CaptureError",
     "Config",
@@ -40,9 +47,14 @@ __all__ = [
     "check",
     "current",
     "explain",
+    "export",
     "extract",
+    "load",
+    "load_operators",
     "optimize",
     "override",
+    "save",
+    "save_operators",
 ]
 
 __version__ = "0.1.0"
@@ -133,3 +145,120 @@ def extract(model: nn.Module, region: str, directory: str | Path, *inputs: Any, 
         from fusepass.api.tools import extract
 
     return extract(model, region, directory, inputs, kwargs)
+
+
+def save(
+    optimized: OptimizedModule,
+    path: str | os.PathLike[str],
+    examples: Any,
+    *,
+    architectures: Sequence[str] | None = None,
+    weights: bool = True,
+) -> None:
+    """Write what `optimized` becomes for some calls to one file, which `load` runs without a compiler or the model's Python.
+
+    The calls are not made. They are captured in the present mode (autocast, training or not) and without gradients, and built where they
+    are not yet.
+
+    Args:
+        optimized: what `optimize` gave back.
+        path: the file; what is there is replaced.
+        examples: an example of a call as `optimize` takes it, or a list of them: each becomes a signature that the file serves.
+        architectures: what to build for, such as ``["sm_80", "sm_90"]``, or ``["x86-64-v3"]`` on a CPU; by default the device
+            at hand. For others than that nothing is measured: regions are generated as with ``tune="off"``.
+        weights: whether the file holds parameters and buffers; else `load` must be given them.
+
+    Raises:
+        TypeError: `optimized` or an example is of another type.
+        ValueError: there is no example, or no such architecture.
+        CaptureError: the model cannot be traced as one graph.
+        ArtifactError: it is traced, but cannot be written as data; the text says what stands against it.
+    """
+    from pathlib import Path
+
+    with collector_paused():
+        from fusepass.api.saving import save
+
+    save(optimized, Path(path), examples, architectures, weights=weights)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+) -> LoadedModule:
+    """The model that `save` wrote to `path`, as a module for calls like its examples, without gradients.
+
+    A file holds native code: load none that you would not run.
+
+    Args:
+        path: the file.
+        device: the GPU to run on, by default the current one; of the kind that it was saved for.
+        state_dict: parameters and buffers in place of those in the file, or where it has none. They are copied.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: `state_dict` does not fit.
+        ArtifactError: the file is damaged, or was saved for another machine, device or PyTorch.
+    """
+    from pathlib import Path
+
+    with collector_paused():
+        import torch
+
+        from fusepass.artifact.loading import load
+
+    return load(Path(path), None if device is None else torch.device(device), state_dict)
+
+
+def export(
+    optimized: OptimizedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> ExportedProgram:
+    """An exported program for calls like this one, without gradients, that calls fused operators.
+
+    ``torch.export.export(optimized, ...)`` gives the original's operators instead, and may leave sizes open; fused operators have those of
+    the example. A process that loads the program needs the operators, too: see `save_operators`.
+
+    Raises:
+        TypeError: `optimized` is not what `optimize` gave back, or `args` is no tuple.
+        CaptureError: the model cannot be traced as one graph.
+    """
+    from fusepass.api.exporting import export
+
+    return export(optimized, args, kwargs)
+
+
+def save_operators(program: ExportedProgram | fx.GraphModule, path: str | os.PathLike[str]) -> None:
+    """Write the fused operators that `program` calls to a file of their own, beside what torch.export or AOTInductor makes of it.
+
+    Args:
+        program: what `export` gave, or a graph module that calls such operators.
+        path: the file; what is there is replaced.
+
+    Raises:
+        ArtifactError: an operator cannot be written, or was loaded from such a file.
+    """
+    from pathlib import Path
+
+    from fusepass.artifact.operators import write
+
+    write(program.graph, Path(path))
+
+
+def load_operators(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> tuple[str, ...]:
+    """Register the operators that `save_operators` wrote, under the names that it returns: before a program that calls them is loaded.
+
+    As with `load`, there is no compiler and no capture, and the file holds native code.
+
+    Raises:
+        OSError: there is no such file.
+        ArtifactError: the file is damaged, or was saved for another machine, device or PyTorch.
+    """
+    from pathlib import Path
+
+    import torch
+
+    from fusepass.artifact.operators import load
+
+    return load(Path(path), None if device is None else torch.device(device))

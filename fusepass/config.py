@@ -78,6 +78,8 @@ class Config:
             (``FUSEPASS_CACHE_DIR``).
         cuda_compiler: what translates CUDA sources: ``"nvcc"``, or NVRTC where that is not found; ``"nvrtc"``, or nvcc
             (``FUSEPASS_CUDA_COMPILER``).
+        cache_size: bytes that the cache directory may have, at least 1; from there on what was not used for longest is removed
+            (``FUSEPASS_CACHE_SIZE``, such as ``500M`` or ``2G``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
         max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
             longest is forgotten.
@@ -108,6 +110,7 @@ class Config:
     rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
     cuda_compiler: str = "nvcc"
+    cache_size: int = 2 << 30
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     max_signatures: int = 512
     max_builds: int = 16
@@ -135,7 +138,7 @@ class Config:
         object.__setattr__(self, "cache_dir", _absolute(self.cache_dir))
         if self.dump is not None:
             object.__setattr__(self, "dump", _absolute(self.dump))
-        for option in ("jobs", "max_signatures", "max_builds"):
+        for option in ("cache_size", "jobs", "max_signatures", "max_builds"):
             value = getattr(self, option)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
@@ -238,6 +241,7 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("fusepass_options", default=MappingProxyType({}))
 
 _YES = ("1", "true", "yes", "on")
+_FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NO = ("0", "false", "no", "off")
 
 
@@ -268,6 +272,13 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise ValueError("a number from 0 to 1")
     return share
+
+
+def _bytes(text: str) -> int:
+    number, factor = (text[:-1], _FACTORS[text[-1].upper()]) if text[-1:].upper() in _FACTORS else (text, 1)
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError("a whole number from 1 on, in bytes, or with K, M, G or T behind it in units of 1024")
+    return int(number) * factor
 
 
 def _among(allowed: tuple[str, ...]) -> Callable[[str], str]:
@@ -312,6 +323,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "rounding": ("FUSEPASS_ROUNDING", _one_of(Rounding)),
     "cache_dir": ("FUSEPASS_CACHE_DIR", Path),
     "cuda_compiler": ("FUSEPASS_CUDA_COMPILER", _among(CUDA_COMPILERS)),
+    "cache_size": ("FUSEPASS_CACHE_SIZE", _bytes),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),

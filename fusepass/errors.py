@@ -68,6 +68,10 @@ class BuildError(FusepassError):
         return "\n".join(parts)
 
 
+class ArtifactError(FusepassError):
+    """A model cannot be saved as an artifact, or a file is none that can be loaded here; the text says why and what to do."""
+
+
 class FusepassWarning(UserWarning):
     """Something ran as the original operators, or slower than it could; shown once per cause."""
 

@@ -28,7 +28,7 @@ def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) 
         pass
     optimised = optimized(original, options)
     if example_inputs is not None:
-        args, kwargs = _arguments(example_inputs)
+        args, kwargs = arguments_of(example_inputs)
         _prepare(optimised._specialiser, original, args, kwargs)
     return optimised
 
@@ -73,7 +73,12 @@ def _instead(other: object) -> str:
     return "put a function into the forward method of a module"
 
 
-def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the call that `example_inputs` stands for.
+
+    Raises:
+        TypeError: it stands for none.
+    """
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
     if isinstance(example_inputs, tuple):

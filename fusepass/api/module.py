@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ from fusepass.api.methods import Watch, twin
 from fusepass.api.view import graph_view
 from fusepass.capture.trace import CaptureFailure
 from fusepass.config import override
-from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import CaptureError
 from fusepass.guards.edits import dict_version
 from fusepass.report.report import Report
 from fusepass.runtime.fast_path import MISSED
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
@@ -40,7 +41,22 @@ def optimized(original: nn.Module, options: Mapping[str, Any]) -> OptimizedModul
     if _has_own_call(type(original)):
         return UnusualModule(original, options)
     kind = OptimizedContainer if hasattr(type(original), "__getitem__") else OptimizedModule
-    return kind(original, options)
+    return _with_signature(kind, original)(original, options)
+
+
+def _with_signature(kind: type[OptimizedModule], original: nn.Module) -> type[OptimizedModule]:
+    """`kind` with a forward that says which arguments the original's takes: export, trainers and pipelines ask for their names."""
+    try:
+        known = inspect.signature(original.forward)
+    except (TypeError, ValueError):  # one that is no Python has none
+        return kind
+    usual: Any = kind.forward
+    forward = types.FunctionType(usual.__code__, usual.__globals__, usual.__name__, None, usual.__closure__)
+    forward.__doc__ = usual.__doc__
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [each for each in known.parameters.values() if each.name != own.name]
+    forward.__signature__ = known.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, "forward": forward})
 
 
 def _has_own_call(kind: type[nn.Module]) -> bool:
@@ -207,10 +223,10 @@ class OptimizedModule(nn.Module):
         return f"OptimizedModule({self.original!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
-        return type(self)(copy.deepcopy(self.original, memo), self._options)
+        return optimized(copy.deepcopy(self.original, memo), self._options)
 
     def __reduce__(self) -> tuple[Callable[..., OptimizedModule], tuple[nn.Module, dict[str, Any]]]:
-        return type(self), (self.original, self._options)
+        return optimized, (self.original, self._options)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,26 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fusepass.artifact import operators
 from fusepass.capture.naming import identifiers, key, positional_names
 from fusepass.capture.trace import Captured
 from fusepass.guards.tensors import tensor_of
 from fusepass.structure import KeyPath, Template
 
 _OF_MODULES = frozenset(vars(nn.Module()))
+
+
+class FusedGraph(fx.GraphModule):
+    """A graph that calls fused operators, and takes them with it where it is pickled: another process has not registered them."""
+
+    def __reduce__(self) -> tuple[Callable[..., fx.GraphModule], tuple[Any, ...]]:
+        return restored, (operators.packed_of(self.graph), *super().__reduce__())
+
+
+def restored(content: bytes, rebuild: Callable[..., fx.GraphModule], arguments: tuple[Any, ...]) -> fx.GraphModule:
+    """The graph module that was pickled, after its operators, which `content` holds, were registered."""
+    operators.load(io.BytesIO(content))
+    return rebuild(*arguments)
 
 
 def graph_view(
@@ -43,7 +58,7 @@ def graph_view(
     results = [copied[node] for node in flat]
     graph.output(_nested(graph, captured.outputs, results))
     root = _attributes(model, captured, rewritten, targets)
-    view = fx.GraphModule(root, graph, class_name=type(model).__name__)
+    view = FusedGraph(root, graph, class_name=type(model).__name__)
     for slot, target in zip(captured.states, targets, strict=True):
         if target != slot.dotted:  # no part of the state dict
             vars(view)[target] = (view._parameters if target in view._parameters else view._buffers).pop(target)

@@ -16,7 +16,7 @@ from fusepass.autotune.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.autotune.work import Candidate, Work
 from fusepass.codegen import choices
 from fusepass.codegen.forms import Forms
-from fusepass.codegen.key import cache_key
+from fusepass.codegen.key import source_key
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES
 from fusepass.config import current
 from fusepass.errors import BuildError, warn
@@ -282,15 +282,15 @@ def _record(work: Work, choice: Choice, effort: str) -> choices.Record:
 
 
 def _key(work: Work) -> str | None:
-    """The key of a region's choice; None where there is no compiler, hence nothing to choose from."""
+    """The key of a region's choice; None where its sources are incomplete, hence nothing to choose from."""
     source = _source_key(work.candidates[0])
     return None if source is None else choices.key_of({"source": source, **_depends_on(work)})
 
 
 def _source_key(candidate: Candidate) -> str | None:
-    """A hash of all that a candidate is built from: programs and schedules as text, compilers, CPU, and torch's version."""
+    """A hash of all that a candidate is built from but the compilers: programs and schedules as text, CPU, and torch's version."""
     try:
-        return choices.key_of({"sources": [cache_key(source) for source in candidate.sources]})
+        return choices.key_of({"sources": [source_key(source) for source in candidate.sources]})
     except BuildError:
         return None
 

@@ -1,4 +1,4 @@
-"""The command line: ``python -m fusepass explain | profile | compare | check | extract | doctor | cache``."""
+"""The command line: ``python -m fusepass explain | profile | compare | check | extract | build | run | doctor | cache``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import fusepass
-from fusepass.cli import compare, doctor, tools
+from fusepass.cli import compare, deploy, doctor, tools
 from fusepass.cli.arguments import add_call, add_options, call_of, options_of
 from fusepass.cli.compare import step
 from fusepass.cli.model import Call, UsageError, attempt
-from fusepass.codegen import cache, cache_folders, choices
+from fusepass.codegen import cache, cache_archive, cache_folders, choices
 from fusepass.config import current, override
 from fusepass.report.report import Report, SourceFile
 from fusepass.report.table import Column, human_bytes, table, terminal_width
@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add(commands.add_parser("compare", help="time eager, torch.compile and fusepass side by side"))
     tools.add_check(commands.add_parser("check", help="show how far each region is from float64, beside eager"))
     tools.add_extract(commands.add_parser("extract", help="write a region as a program that builds and times itself"))
+    deploy.add_build(commands.add_parser("build", help="write a model as a file that runs without compilers"))
+    deploy.add_run(commands.add_parser("run", help="run such a file on made-up inputs, and time it"))
     check = commands.add_parser("doctor", help="examine compilers, CUDA, torch and the cache")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--environment", action="store_true", help="add PyTorch's description of the machine")
@@ -94,9 +96,16 @@ def _parser() -> argparse.ArgumentParser:
         ("list", _cache_list, "show every library and measured choice"),
         ("verify", _cache_verify, "compare every library and measured choice with its checksum"),
         ("clear", _cache_clear, "delete every library, measured choice, lock and leftover"),
+        ("export", _cache_export, "write every library and measured choice to FILE, for machines without compilers"),
+        ("import", _cache_import, "take in what export wrote to FILE"),
         ("path", _cache_path, "print the cache directory"),
     ):
-        names.add_parser(name, help=text).set_defaults(run=run)
+        action = names.add_parser(name, help=text)
+        action.set_defaults(run=run)
+        if name in ("export", "import"):
+            action.add_argument("file", type=Path, metavar="FILE")
+        elif name == "clear":
+            action.add_argument("--choices", action="store_true", help="delete the measured choices alone")
     return parser
 
 
@@ -212,9 +221,25 @@ def _cache_verify(_: argparse.Namespace) -> int:
     return 0
 
 
-def _cache_clear(_: argparse.Namespace) -> int:
-    print(f"freed {human_bytes(cache.clear())}")
+def _cache_clear(arguments: argparse.Namespace) -> int:
+    print(f"freed {human_bytes(choices.clear() if arguments.choices else cache.clear())}")
     return 0
+
+
+def _cache_export(arguments: argparse.Namespace) -> int:
+    moved = attempt("exporting the cache", lambda: cache_archive.write(arguments.file))
+    print(f"wrote {_moved(moved)} to {arguments.file}")
+    return 0
+
+
+def _cache_import(arguments: argparse.Namespace) -> int:
+    moved = attempt("importing a cache", lambda: cache_archive.read(arguments.file))
+    print(f"took in {_moved(moved)} that were not there yet")
+    return 0
+
+
+def _moved(moved: cache_archive.Moved) -> str:
+    return f"{_counted(moved.libraries, 'library')} and {_counted(moved.choices, 'measured choice')}"
 
 
 def _cache_path(_: argparse.Namespace) -> int:

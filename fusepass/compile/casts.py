@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from fusepass.runtime.call_text import EMPTY
+from fusepass.runtime.operators import cast_all
 
 aten = torch.ops.aten
 
@@ -46,17 +45,3 @@ def _replace(graph: fx.Graph, nodes: list[fx.Node], dtype: torch.dtype) -> None:
             node.replace_all_uses_with(item)
     for node in nodes:
         graph.erase_node(node)
-
-
-def cast_all(
-    sources: list[torch.Tensor], dtype: torch.dtype, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> list[torch.Tensor]:
-    """Copies of `sources`, which are of one type and device, in another type, with these shapes and strides."""
-    device = sources[0].device
-    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
-        with torch.cuda.device(device):
-            return cast_all(sources, dtype, layouts)
-    empty = EMPTY[device.type]
-    results = [empty(shape, strides, dtype) for shape, strides in layouts]
-    torch._foreach_copy_(results, sources)
-    return results

@@ -19,11 +19,10 @@ from torch import fx
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import meta_like
-from fusepass.compile.casts import cast_all
 from fusepass.compile.dropout import draw
 from fusepass.patterns.aliasing import base, is_view, viewed
 from fusepass.runtime.meta import laid
-from fusepass.runtime.operators import gives_contiguous, reinterpret
+from fusepass.runtime.operators import cast_all, gives_contiguous, reinterpret
 from fusepass.runtime.region import FusedRegion
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,8 +47,9 @@ from fusepass.report.choice import EAGER
 from fusepass.report.report import RegionState, Report
 from fusepass.runtime import fast_path
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.meta import Meta
 from fusepass.runtime.operators import shorten
-from fusepass.runtime.ops import register
+from fusepass.runtime.ops import Operators, register
 from fusepass.runtime.region import FusedRegion
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class CompiledGraph:
             Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
         without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
             the positions of what it takes among the arguments of `call`.
+        rewritten: makes the graph that `call` runs, as a graph, with the regions' functions in it.
+        called: by its name in `works`, what `call` runs a region by; its `run` is in that graph.
         saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
@@ -76,6 +79,8 @@ class CompiledGraph:
     spliced: Callable[[], fx.GraphModule]
     call: Callable[..., tuple[Any, ...]]
     without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
+    rewritten: Callable[[], fx.GraphModule]
+    called: Mapping[str, FusedRegion]
     saved: float
     report: Report
     fallbacks: FallbackCounter
@@ -175,8 +180,15 @@ def compile_graph(
         gather_writes(direct)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
-        for each in {*fused.values(), *seen.values(), *kept_regions}:
+        for each in {*fused.values(), *seen.values(), *called.values(), *kept_regions}:
             each.stay()
+
+        def rewritten() -> _LazyGraphModule:
+            made = splice(graph, regions, own_ways, {key: value.run for key, value in called.items()})
+            gather_casts(made)
+            gather_writes(made)
+            return made
+
         shorten(direct)
         only = None if emptying else only_call(direct.graph)
         if emptying:
@@ -190,7 +202,10 @@ def compile_graph(
 
     @functools.cache
     def spliced() -> fx.GraphModule:
-        operators = {key: register(value, program_text(value.generated.program)) for key, value in seen.items()}
+        own = {work.region.name: functools.partial(operators_of, graph, work) for work in kept}
+        operators = {
+            key: register(value, program_text(value.generated.program), own[key]) for key, value in seen.items()
+        }
         made = splice(graph, regions, ways, operators)
         made.real_recompile()
         return made
@@ -203,7 +218,9 @@ def compile_graph(
 
     fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
-    return CompiledGraph(graph, tuple(works), spliced, direct.forward, without_python, saved, report, counter)
+    return CompiledGraph(
+        graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, saved, report, counter
+    )
 
 
 def _log_report(report: Report) -> None:
@@ -322,6 +339,14 @@ def _constants(owner: fx.GraphModule, region: Region) -> dict[fx.Node, torch.Ten
             if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
                 found[node] = value
     return found
+
+
+def operators_of(owner: fx.GraphModule, work: Work) -> Operators:
+    """The own operators of a region of `owner`."""
+    region = work.region
+    constants = {place: work.constants[node] for place, node in enumerate(region.inputs) if node in work.constants}
+    given, results = ([Meta.of(node.meta["val"]) for node in nodes] for nodes in (work.arguments, region.outputs))
+    return Operators(subgraph(owner, region), constants, given, results)
 
 
 def _tell(work: Work, counter: FallbackCounter) -> None:

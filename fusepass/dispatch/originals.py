@@ -16,13 +16,13 @@ import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
 
-from fusepass.dispatch.signature import tensor_guards
 from fusepass.dispatch.signatures import Table
 from fusepass.guards.edits import Code
 from fusepass.guards.pystate import HELD
 from fusepass.guards.surroundings import entries_of, is_constant
 from fusepass.runtime import fast_path
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.memory import tensor_guards
 from fusepass.structure import Template
 
 _KINDS = (torch.Tensor, nn.Parameter)

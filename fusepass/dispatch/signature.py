@@ -28,15 +28,13 @@ from fusepass.guards.surroundings import Surroundings
 from fusepass.guards.tensors import LiveTensors
 from fusepass.runtime import fast_path
 from fusepass.runtime.fast_path import Form
+from fusepass.runtime.memory import tensor_guards
+from fusepass.runtime.modes import dispatch_modes, function_mode_stack, function_modes
 
 Tensors = tuple[torch.Tensor, ...]
 
 _guards: Any = torch._C._dynamo.guards
 _dict_version: Callable[[dict[Any, Any]], int] = _guards.dict_version
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_function_mode_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
-
 
 _CUDNN: Callable[[], Any] = torch._C._get_cudnn_enabled
 _CONVOLUTIONS: Callable[[], Any] = functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv")
@@ -72,24 +70,6 @@ def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
     if any("attention" in name or "softmax" in name for name in names):
         found += _ATTENTION
     return tuple(found)
-
-
-def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
-    """Why a call with `tensors` must run the original operators whatever its shapes; None where it need not."""
-    if _dispatch_modes():
-        return "a torch dispatch mode is active"
-    if _function_modes() and any(not isinstance(mode, DeviceContext) for mode in _function_mode_stack()):
-        return "a torch function mode is active"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a torch.func transform is active"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation is active"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit is tracing"
-    other = next((t for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
-    if other is None:
-        return "an input is a nested tensor" if any(t.is_nested for t in tensors) else None
-    return f"an input is a {type(other).__name__}"
 
 
 class Signature:
@@ -157,13 +137,13 @@ class Signature:
             not self._inputs_fit(*tensors)
             or not self._states_fit(*states)
             or not self._globals_unchanged()
-            or _dispatch_modes()
+            or dispatch_modes()
             or forward_ad._current_level >= 0
             or not self._code.unchanged()
             or (self._settings and list(map(operator.call, self._settings)) != self._set)
         ):
             return None
-        if (_function_modes() or self._devices) and default_devices() != self._devices:
+        if (function_modes() or self._devices) and default_devices() != self._devices:
             return None
         return (*states, *tensors) if self._all_states else (*self._pick_states(states), *tensors)
 
@@ -195,7 +175,7 @@ class Signature:
         """
         states, inputs = len(self._live.tensors), form.tensors
         # A dispatch mode is among the keys that tensors are compared with, if there are any.
-        zeros = (_function_modes,) if states + inputs else (_function_modes, _dispatch_modes)
+        zeros = (function_modes,) if states + inputs else (function_modes, dispatch_modes)
         places = (*self._indices, *range(states, states + inputs))
         asked, expected = self._settings, self._set
         if self._python.unusual:
@@ -239,18 +219,9 @@ class Signature:
         return states
 
 
-def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
-    """Compares tensors with these, and the modes around with those that are active now."""
-    return _guards.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    )
-
-
 def default_devices() -> tuple[object, ...]:
     """The devices of the `torch.device` blocks around; another mode stands for itself, which no other equals."""
-    return tuple(mode.device if isinstance(mode, DeviceContext) else mode for mode in _function_mode_stack())
+    return tuple(mode.device if isinstance(mode, DeviceContext) else mode for mode in function_mode_stack())
 
 
 def _getter(indices: tuple[int, ...]) -> Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:

@@ -17,6 +17,7 @@ from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
 from fusepass.report.report import RegionState, Report
 from fusepass.runtime.fast_path import MISSED, Form, awaited, types
+from fusepass.runtime.memory import overlaps_written
 from fusepass.runtime.replay import CudaGraphs, Replay
 from fusepass.runtime.replay_trial import ReplayTrial
 from fusepass.runtime.replayable import obstacle, unasked_obstacle
@@ -231,15 +232,8 @@ class Specialisation:
         starts = [argument.data_ptr() for argument in arguments]
         if starts == self._apart:
             return False
-        places = sorted(
-            (start, start + size, i) for i, (start, size) in enumerate(zip(starts, self._sizes, strict=True)) if size
-        )
-        end = end_of_written = 0
-        for start, stop, i in places:
-            if start < end_of_written or (i in self.written and start < end):
-                return True
-            end = max(end, stop)
-            end_of_written = max(end_of_written, stop) if i in self.written else end_of_written
+        if overlaps_written(starts, self._sizes, self.written):
+            return True
         self._apart = starts
         return False
 

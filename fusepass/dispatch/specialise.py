@@ -21,7 +21,6 @@ from fusepass.config import override
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, Route, Untouched
 from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
 from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
-from fusepass.dispatch.signature import obstacle
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
 from fusepass.dispatch.training import Training
@@ -29,6 +28,7 @@ from fusepass.garbage import collector_paused
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.fast_path import MISSED
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ class Specialiser:
         return getattr(self._model, "training", None)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same inside of torch.compile or torch.export; specialises nothing, and nothing serves sizes left open."""
-        if torch.compiler.is_exporting() and _open_sizes(args, kwargs):
+        """The same inside of torch.compile or torch.export; specialises nothing. An exported program has the original's operators,
+        whatever was called before: others load it who do not have fused ones.
+        """
+        if torch.compiler.is_exporting():
             return self.original(*args, **kwargs)
         for made in self._traceable:
             if made.inline is not None and made.inline.matches(args, kwargs):
@@ -379,12 +381,6 @@ class Specialiser:
 def _kinds(tensors: Sequence[torch.Tensor]) -> str:
     """Types and shapes in words."""
     return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
-
-
-def _open_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether torch.export is to leave a size of a tensor open; comparing it with a number would fix it."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def _device(model: nn.Module) -> str:

@@ -13,13 +13,14 @@ from torch import nn
 
 from fusepass.capture.trace import capturing
 from fusepass.dispatch.capture_fallback import MOST_RECOMPILATIONS, Children, Forward, Optimised
-from fusepass.dispatch.signature import SETTINGS, default_devices, obstacle
+from fusepass.dispatch.signature import SETTINGS, default_devices
 from fusepass.dispatch.training_graphs import Graphs
 from fusepass.guards.edits import Code
 from fusepass.guards.tensors import LiveTensors
 from fusepass.report.records import CaptureRoute, RefusalReport
 from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.modes import obstacle
 
 _MOST_SETTINGS = 8  # of attention and cuDNN, each with graphs of its own
 _UNTRACEABLE = (nn.RNNBase,)

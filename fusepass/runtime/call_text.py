@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Target
@@ -47,7 +46,8 @@ class CallText:
 
 
 def call_text(
-    generated: Generated,
+    program: Program,
+    target: Target,
     device: torch.device,
     inputs: Sequence[Meta],
     outputs: Sequence[Meta],
@@ -57,8 +57,8 @@ def call_text(
     conversions: Mapping[str, Callable[..., Any]],
     size_numbers: int | None,
 ) -> CallText:
-    """The call of the program of `generated`; `size_numbers` is what its entry takes behind the pointers, the others are as `FusedRegion` has them."""
-    program, cuda = generated.program, generated.source.target is Target.CUDA
+    """The call of a `program` that was built for `target`; `size_numbers` is what its entry takes behind the pointers, the others are as `FusedRegion` has them."""
+    cuda = target is Target.CUDA
     scope: dict[str, Any] = {
         "__name__": "fusepass.generated", "torch": torch, "empty": EMPTY[device.type], "with_strides": with_strides,
     }  # fmt: skip

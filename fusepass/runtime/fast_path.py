@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fusepass.codegen import build, cache, cache_entry
+from fusepass.codegen import build, cache, cache_entry, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
@@ -89,6 +89,8 @@ def begin() -> None:
             return
         try:
             library = cache.lookup(cache_key(_SOURCE))
+            if library is None:
+                toolchain.identity(_SOURCE.target)
         except (BuildError, OSError):  # no compiler: a later call may find one
             return
         if library is not None:
@@ -229,7 +231,7 @@ def launcher(
     empty: Callable[..., torch.Tensor],
     plain: Callable[..., Any],
     failed: Callable[..., Any],
-    library: Path,
+    library: Path | ctypes.CDLL,
 ) -> Callable[..., Any]:
     """What does `launch` without Python; `plain`, which does it with Python, where that cannot be.
 
@@ -241,7 +243,7 @@ def launcher(
         empty: makes a tensor there.
         plain: is called in whatever is unusual: another device is the current one, inputs are not aligned.
         failed: takes a status other than 0 and the arguments.
-        library: where the entry lies.
+        library: where the entry lies, which may be loaded already.
     """
     made = types()
     try:
@@ -266,7 +268,7 @@ def launcher(
     return result
 
 
-def _runtime(library: Path | None) -> tuple[int, int]:
+def _runtime(library: Path | ctypes.CDLL | None) -> tuple[int, int]:
     """Where `cudaStreamIsCapturing` and `cudaGetLastError` lie in the CUDA that `library` uses; 0 where they cannot be found."""
     if library is None:
         return 0, 0

@@ -6,9 +6,10 @@ tensor, a quantised or sparse one. The keys that are understood are listed, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -69,3 +70,31 @@ def has_elements_nowhere(tensor: torch.Tensor) -> bool:
     The address is missing, too, of zeros that were never written and of what wraps another tensor, which operators know.
     """
     return unusual_kind(tensor) is None and tensor.numel() > 0 and not tensor.data_ptr()
+
+
+def overlaps_written(starts: Sequence[int], sizes: Sequence[int], written: Collection[int]) -> bool:
+    """Whether what is at a `written` position shares memory with what is at another one.
+
+    Args:
+        starts: addresses of tensors.
+        sizes: bytes that each of them covers.
+        written: positions of those that are written.
+    """
+    places = sorted((start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes, strict=True)) if size)
+    end = end_of_written = 0
+    for start, stop, i in places:
+        if start < end_of_written or (i in written and start < end):
+            return True
+        end = max(end, stop)
+        end_of_written = max(end_of_written, stop) if i in written else end_of_written
+    return False
+
+
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
+    """Compares tensors with these, and the modes around with those that are active now."""
+    guards: Any = torch._C._dynamo.guards
+    return guards.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    )

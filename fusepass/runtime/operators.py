@@ -95,3 +95,10 @@ def shorten(graph_module: fx.GraphModule) -> None:
                 node.target, node.args, node.kwargs = _methods.to, (node.args[0], node.kwargs["dtype"]), {}
             node.target = _OURS.get(node.target) or shorter(node.target)
     graph_module.recompile()
+
+
+def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Copies of `sources`, which are of one type, in another."""
+    results = [torch.empty_like(source, dtype=dtype) for source in sources]
+    torch._foreach_copy_(results, sources)
+    return results

@@ -4,33 +4,74 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from fusepass.runtime.meta import Meta
 from fusepass.runtime.region import FusedRegion
 
 NAMESPACE = "fusepass"
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A region's own operators.
+
+    Attributes:
+        graph: takes the region's inputs, gives a tuple of its outputs.
+        constants: by the positions of its inputs, those that are numbers fixed at capture.
+        inputs: how it takes the others; the fused call may get their memory in other shapes.
+        outputs: how its results lie.
+    """
+
+    graph: fx.GraphModule
+    constants: Mapping[int, torch.Tensor]
+    inputs: Sequence[Meta]
+    outputs: Sequence[Meta]
+
+
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _regions: dict[str, FusedRegion] = {}
+_operators: dict[str, Callable[[], Operators]] = {}
 _lock = threading.Lock()
 
 
-def register(region: FusedRegion, identity: str) -> Any:
+def register(region: FusedRegion, identity: str, operators: Callable[[], Operators]) -> Any:
     """The operator ``torch.ops.fusepass.<name>_<digest>`` of a region, registered once per `identity`.
 
     Args:
         region: what it computes.
         identity: text that two regions share only if they compute the same on the same kind of arguments.
+        operators: gives the region's own operators.
     """
     digest = hashlib.sha256(f"{identity}{region.inputs}{region.outputs}{region.device}".encode()).hexdigest()[:8]
     name = f"{region.name}_{digest}"
+    return register_as(name, region, operators)
+
+
+def register_as(name: str, region: FusedRegion, operators: Callable[[], Operators]) -> Any:
+    """The operator ``torch.ops.fusepass.<name>``, which is `region` from now on."""
     with _lock:
         if name not in _regions:
             _define(name, region)
         # The newest region serves: it holds the live fallback counter and library.
-        _regions[name] = region
+        _regions[name], _operators[name] = region, operators
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def called(graph: fx.Graph) -> dict[str, tuple[FusedRegion, Operators]]:
+    """The regions whose operators `graph` calls, by the operators' names, and each region's own operators."""
+    targets = {node.target for node in graph.nodes if node.op == "call_function"}
+    names = [
+        target._opname
+        for target in targets
+        if isinstance(target, torch._ops.OpOverload) and target.namespace == NAMESPACE
+    ]
+    return {name: (_regions[name], _operators[name]()) for name in sorted(names) if name in _regions}
 
 
 def _define(name: str, region: FusedRegion) -> None:

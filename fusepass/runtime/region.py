@@ -8,12 +8,11 @@ import threading
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fusepass.codegen import build
-from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
@@ -26,6 +25,21 @@ from fusepass.runtime.meta import Meta, as_seen, with_strides
 
 _TOO_LARGE = 720  # cudaErrorCooperativeLaunchTooLarge
 Result = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+class Code(Protocol):
+    """A program with its source, as `fusepass.codegen.generate.Generated` is; of one that was built elsewhere no more than this is known."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def source(self) -> Source: ...
+    def unaligned(self) -> Source:
+        """The source that assumes nothing about the alignment of inputs.
+
+        Raises:
+            BuildError: there is none.
+        """
 
 
 class Entry:
@@ -69,12 +83,13 @@ class FusedRegion:
         exact: positions of arguments that lie as the program has them in every call, so that none compares strides.
         outputs: what each output looks like; as the program has it unless it is told.
         written: arguments that outputs are written over, by the numbers of both; such an output is no result.
+        unaligned: the library for inputs that are not aligned to 16 bytes; it is built when first needed where there is none.
     """
 
     def __init__(
         self,
         name: str,
-        generated: Generated,
+        generated: Code,
         library: Any,
         inputs: Sequence[Meta],
         used: Sequence[int],
@@ -85,6 +100,7 @@ class FusedRegion:
         exact: Collection[int] = (),
         outputs: Sequence[Meta] | None = None,
         written: Mapping[int, int] | None = None,
+        unaligned: Any = None,
     ) -> None:
         program = generated.program
         self.name = self.__name__ = name  # the latter for graphs that call it
@@ -97,10 +113,11 @@ class FusedRegion:
         self.fallbacks = fallbacks
         self._unaligned: Entry | None = None
         self._lock = threading.Lock()
-        self._library = library
+        self.library = library
+        self._unaligned_library = unaligned
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self._used, self._exact = used, exact
+        self.used, self.exact = used, exact
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
@@ -115,8 +132,8 @@ class FusedRegion:
     def _text(self) -> CallText:
         conversions = {name: conversion.run for name, conversion in self.conversions.items()}
         return call_text(
-            self.generated, self.device, self.inputs, self.outputs, self._used, self._exact, self.written, conversions,
-            self._entry.numbers,
+            self.generated.program, self.generated.source.target, self.device, self.inputs, self.outputs, self.used,
+            self.exact, self.written, conversions, self._entry.numbers,
         )  # fmt: skip
 
     @functools.cached_property
@@ -132,16 +149,17 @@ class FusedRegion:
     def _changed(self, **changes: Any) -> FusedRegion:
         """This region but for these arguments of the constructor."""
         same: dict[str, Any] = {
-            "name": self.name, "generated": self.generated, "library": self._library, "inputs": self.inputs, "used": self._used,
+            "name": self.name, "generated": self.generated, "library": self.library, "inputs": self.inputs, "used": self.used,
             "device": self.device, "original": self.original, "fallbacks": self.fallbacks, "conversions": self.conversions,
-            "exact": self._exact, "outputs": self.outputs, "written": self.written,
+            "exact": self.exact, "outputs": self.outputs, "written": self.written,
+            "unaligned": self._unaligned_library,
         }  # fmt: skip
         return FusedRegion(**same | changes)
 
     def needs_layout(self, position: int) -> bool:
         """Whether a call depends on the strides of an argument."""
         program = self.generated.program
-        named = (name for name, place in zip(program.inputs, self._used, strict=True) if place == position)
+        named = (name for name, place in zip(program.inputs, self.used, strict=True) if place == position)
         return any(program.calls or program.buffer(name) in program.arguments for name in named)
 
     def exactly(self, positions: Collection[int]) -> FusedRegion:
@@ -149,15 +167,14 @@ class FusedRegion:
         known = [
             number
             for number in positions
-            if number not in self._exact
-            and lies_as_told(self.generated.program, self._used, number, self.inputs[number])
+            if number not in self.exact and lies_as_told(self.generated.program, self.used, number, self.inputs[number])
         ]
-        return self._changed(exact={*self._exact, *known}) if known else self
+        return self._changed(exact={*self.exact, *known}) if known else self
 
     def reads_memory(self, position: int) -> bool:
         """Whether kernels alone read an argument, as memory that lies as told; to the library it is a tensor."""
         program = self.generated.program
-        return not program.calls and lies_as_told(program, self._used, position, self.inputs[position])
+        return not program.calls and lies_as_told(program, self.used, position, self.inputs[position])
 
     def seen(self, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> FusedRegion:
         """This region, or what does as it for who has the same memory in other shapes.
@@ -177,14 +194,14 @@ class FusedRegion:
                 return as_seen(results, outputs[0])
             return tuple(map(as_seen, results, outputs))
 
-        return self._changed(inputs=inputs, original=run, exact={*self._exact, *other}, outputs=outputs)
+        return self._changed(inputs=inputs, original=run, exact={*self.exact, *other}, outputs=outputs)
 
     @property
     def may_write(self) -> dict[int, int]:
         """Which of the outputs may be written over which of the arguments, by their numbers."""
         program = self.generated.program
         return {
-            program.outputs.index(output): self._used[program.inputs.index(updated)]
+            program.outputs.index(output): self.used[program.inputs.index(updated)]
             for output, updated in written_over(program)
         }
 
@@ -200,7 +217,7 @@ class FusedRegion:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
         source = self.generated.source
         if source.replay is not None:
-            self._scope["entry"] = build.load(self._library, source.replay, len(self.generated.program.arguments))
+            self._scope["entry"] = build.load(self.library, source.replay, len(self.generated.program.arguments))
 
     @property
     def entry(self) -> Callable[..., int]:
@@ -225,7 +242,7 @@ class FusedRegion:
         if alone:
             plain, failed = functools.partial(_in_tuple, plain), functools.partial(_in_tuple, failed)
         launch = replace(launch, single=launch.single and not always_tuple)
-        made = launcher(launch, self.name, scope["entry"], self.device, scope["empty"], plain, failed, self._library)
+        made = launcher(launch, self.name, scope["entry"], self.device, scope["empty"], plain, failed, self.library)
         if self.run is scope["launch"]:
             return made
         run: Any = self.run
@@ -246,12 +263,13 @@ class FusedRegion:
         return self.run(*map(with_strides, inputs, self.inputs))
 
     def unaligned_entry(self) -> Entry | None:
-        """The entry for inputs that are not aligned to 16 bytes, built when first needed; None where that fails."""
+        """The entry for inputs that are not aligned to 16 bytes; None where it cannot be built."""
         with self._lock:
             if self._unaligned is None:
                 try:
                     source = self.generated.unaligned()
-                    self._unaligned = Entry(build.build(source), source, len(self.generated.program.arguments))
+                    library = self._unaligned_library or build.build(source)
+                    self._unaligned = Entry(library, source, len(self.generated.program.arguments))
                 except BuildError as error:
                     self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
             return self._unaligned

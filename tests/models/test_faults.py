@@ -173,7 +173,7 @@ def test_a_later_call_is_fused_once_the_compiler_is_there(tmp_path: Path, monkey
     assert optimised.report().ops_fused == 0
 
 
-def test_no_kernel_for_misaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_for_misaligned_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second kernel, for inputs that are not aligned, is built at the first such call; its failure shows too."""
     model = nn.Sequential(nn.GELU(), nn.LayerNorm(12))
     optimised = fusepass.optimize(model)
@@ -181,6 +181,7 @@ def test_no_kernel_for_misaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> Non
     with torch.no_grad():
         optimised(X)
         monkeypatch.setenv("CXX", "no-such-compiler")
+        monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path))  # which has none either
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for _ in range(3):

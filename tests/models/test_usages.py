@@ -75,7 +75,7 @@ def test_replicas_of_data_parallel_run_the_original(x: Tensor) -> None:
 def test_export_may_leave_a_size_open(x: Tensor) -> None:
     model = Scaled().eval()
     optimised = fusepass.optimize(model, x)
-    program = torch.export.export(optimised, (x,), dynamic_shapes={"args": ({0: torch.export.Dim("rows")},)})
+    program = torch.export.export(optimised, (x,), dynamic_shapes={"x": {0: torch.export.Dim("rows")}})
     more = torch.randn(7, 8)
     torch.testing.assert_close(program.module()(more), model(more))
 

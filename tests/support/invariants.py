@@ -57,5 +57,7 @@ INVARIANTS = {
     54: "one tensor at several places of a call is one input; forward sees which are the same",
     55: "a call that the original serves needs no Python before it, and is counted",
     56: "a forward that gives a tensor another shape or memory runs as it is",
+    57: "an artifact gives its model's results in a fresh process that has no compiler, or says why not",
+    58: "an exported program has the original's operators whatever was called before; fused ones that are asked for load elsewhere",
 }
 """By numbers that stay: a new one goes to the end."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fusepass.codegen import cache, toolchain
-from fusepass.codegen.key import cache_key
+from fusepass.codegen.key import cache_key, source_key
 from fusepass.codegen.source import Target
 from fusepass.errors import BuildError, FusepassWarning
 from tests.support.cached import KEY, SOURCE, STRANGER, Compiler
@@ -100,6 +100,15 @@ def test_the_key_changes_with_headers_and_those_they_include(headers: Path, decl
 
 def test_the_key_does_not_depend_on_the_name() -> None:
     assert cache_key(dataclasses.replace(SOURCE, name="another")) == cache_key(SOURCE)
+
+
+def test_the_cpu_counts_for_code_of_the_cpu_at_hand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = dataclasses.replace(SOURCE, arch="x86-64-v3")
+    cuda = dataclasses.replace(SOURCE, target=Target.CUDA, arch="sm_90")
+    before = [source_key(source) for source in (SOURCE, level, cuda)]
+    monkeypatch.setattr(toolchain, "cpu_identity", lambda: "another CPU")
+    after = [source_key(source) for source in (SOURCE, level, cuda)]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True, True]
 
 
 def test_a_header_that_does_not_exist_is_named() -> None:

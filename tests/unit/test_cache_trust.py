@@ -203,6 +203,8 @@ def test_nothing_is_loaded_but_what_was_compared() -> None:
     ]
     assert loads == [
         ("build.py", "_loaded[library] = ctypes.CDLL(path)"),
+        ("libraries.py", "return ctypes.CDLL(trust.path_of(descriptor))"),  # of bytes that were compared
+        ("libraries.py", "return ctypes.CDLL(str(path))"),
         ("fast_path.py", "entry = getattr(ctypes.PyDLL(path), _ENTRY)"),
         ("pages.py", "function = ctypes.CDLL(None).madvise"),
     ]

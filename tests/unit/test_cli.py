@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,6 +262,21 @@ def store(name: str, key: str, library: bytes) -> None:
         return path
 
     cache.store(key, Source(name, "entry", Target.CPU, "// text", (), "native"), compile)
+
+
+def test_build_and_run(net: str, cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
+    assert main.main(["build", f"{net}:Gelu", "--input", "2,3", "--out", "net.fuse"]) == 0
+    assert re.fullmatch(r"wrote net.fuse, [\d.]+ KiB\n", capsys.readouterr().out)
+    assert main.main(["run", "net.fuse"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Gelu, 1 signature"
+    assert re.fullmatch(r"float32\[2, 3\] +float32\[2, 3\] +[\d.]+", said[-1])
+    assert main.main(["build", f"{net}:Gelu", "--input", "2,3", "--out", "net.fuse", "--arch", "sm_1"]) == 2
+    assert "'sm_1' is no architecture" in capsys.readouterr().err
+    Path("net.fuse").write_bytes(b"nothing")
+    assert main.main(["run", "net.fuse"]) == 2
+    assert "net.fuse is damaged" in capsys.readouterr().err
 
 
 def test_empty_cache(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,8 @@ SEARCH = "fusepass.codegen.search"
 TEMPLATES = "fusepass.templates"
 COLLECTOR, MEASURE, STRUCTURE = "fusepass.garbage", "fusepass.measure", "fusepass.structure"
 SUPPORTED = "fusepass.supported"
-RUNTIME, GUARDS, CAPTURE = "fusepass.runtime", "fusepass.guards", "fusepass.capture"
+RUNTIME, ARTIFACT = "fusepass.runtime", "fusepass.artifact"
+GUARDS, CAPTURE = "fusepass.guards", "fusepass.capture"
 REPORT, NUMERICS, AUTOTUNE, COMPILE = "fusepass.report", "fusepass.numerics", "fusepass.autotune", "fusepass.compile"
 TRAINING, PROFILING = "fusepass.training", "fusepass.profiling"
 DISPATCH, API, CLI = "fusepass.dispatch", "fusepass.api", "fusepass.cli"
@@ -62,6 +63,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     PATTERNS: frozenset({LOWERING, IR}),
     SEARCH: KERNELS | {PATTERNS, MEASURE},
     RUNTIME: GRAPHS,
+    ARTIFACT: GRAPHS | {RUNTIME},
     GUARDS: GRAPHS | {RUNTIME},
     CAPTURE: GRAPHS | {GUARDS, RUNTIME},
     REPORT: frozenset({RUNTIME, SEARCH, TEMPLATES}),
@@ -71,9 +73,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     TRAINING: GRAPHS | {CAPTURE, RUNTIME, COMPILE, SUPPORTED},
     PROFILING: GRAPHS | {RUNTIME, REPORT, NUMERICS, AUTOTUNE, COMPILE},
     DISPATCH: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, COMPILE, TRAINING, PROFILING},
-    API: GRAPHS | {CAPTURE, GUARDS, RUNTIME, REPORT, NUMERICS, PROFILING, DISPATCH, SUPPORTED},
-    DOOR: frozenset({API, REPORT, PROFILING, COLLECTOR, SUPPORTED}),
-    CLI: GRAPHS | {RUNTIME, REPORT, NUMERICS, DOOR},
+    API: GRAPHS
+    | {CAPTURE, GUARDS, RUNTIME, ARTIFACT, REPORT, NUMERICS, AUTOTUNE, COMPILE, PROFILING, DISPATCH, SUPPORTED},
+    DOOR: frozenset({API, ARTIFACT, REPORT, PROFILING, COLLECTOR, SUPPORTED}),
+    CLI: GRAPHS | {RUNTIME, ARTIFACT, REPORT, NUMERICS, DOOR},
     MAIN: frozenset({CLI}),
 }
 TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, SCHEDULE_GENERAL, RENDER)

@@ -90,6 +90,13 @@ def test_the_readme_is_short() -> None:
     assert len(text("README.md").split()) <= 1300
 
 
+def test_the_recipe_for_deployment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    run_examples("docs/deployment.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.fuse", "model.ops", "model.pt2"]
+
+
 @pytest.mark.usefixtures("_registry_unchanged")
 def test_the_examples_for_contributors_run(capsys: pytest.CaptureFixture[str]) -> None:
     run_examples("CONTRIBUTING.md")

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from fusepass.capture.trace import Captured, capture
-from fusepass.dispatch.signature import Signature, obstacle, settings
+from fusepass.dispatch.signature import Signature, settings
+from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template, flatten, key_paths, plain_key
 from tests.support.precision import cudnn
 

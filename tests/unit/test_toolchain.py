@@ -159,15 +159,29 @@ def test_a_compiler_is_known_by_its_file(path: Path) -> None:
     before = toolchain.identity(Target.CPU)
     assert toolchain.identity(Target.CPU) == before
     os.utime(gcc, ns=(1, 1))
+    assert toolchain.identity(Target.CPU) == before, "as where the same package was installed at another time"
+    program(gcc, "exit 1")
     assert toolchain.identity(Target.CPU) != before
 
 
-def test_the_cpu_counts_for_cpu_code_alone(path: Path) -> None:
+def test_a_large_program_is_known_by_pieces_of_it(path: Path) -> None:
+    gcc = path / "g++"
+    content = bytearray(os.urandom(9_000_000))
+    identities = set()
+    for number, place in enumerate((0, 9_000_000 // 32)):
+        content[place] ^= 1
+        gcc.write_bytes(content)
+        gcc.chmod(0o755)
+        os.utime(gcc, ns=(number, number))
+        identities.add(toolchain.cxx().identity)
+    assert len(identities) == 2
+
+
+def test_both_compilers_count_for_cuda(path: Path) -> None:
     program(path / "g++")
     program(path / "nvcc")
-    assert toolchain.cpu_identity() in toolchain.identity(Target.CPU)
-    assert toolchain.cpu_identity() not in toolchain.identity(Target.CUDA)
     assert toolchain.cxx().identity in toolchain.identity(Target.CUDA)
+    assert toolchain.nvcc().identity in toolchain.identity(Target.CUDA)
 
 
 def test_variables_that_reach_nvcc_unseen_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""Writes what the cache holds to one file, and takes such a file in: for images of machines that have no compiler.
+
+The file is a zip of the cache's own files. Each entry is compared with its description and hash before it is put in place, as when it
+is loaded; and as libraries in it come to run, the file must be the user's or root's, and nobody else may be able to write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusepass.codegen import cache, cache_entry, choices, trust
+from fusepass.codegen import cache_folders as folders
+from fusepass.errors import BuildError
+
+_KEY = r"[0-9a-f]{64}(?:-[0-9a-f]{16})?"
+_OF_LIBRARY = re.compile(rf"libraries/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
+_OF_CHOICE = re.compile(rf"choices/({_KEY})\.json")
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What was written to a file or taken from it.
+
+    Attributes:
+        libraries, choices: how many.
+    """
+
+    libraries: int
+    choices: int
+
+
+def write(path: Path) -> Moved:
+    """Write all libraries and measured choices that are intact to the file `path`, in place of what is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    libraries = [entry for entry in cache.entries() if entry.intact]
+    measured = [entry for entry in choices.entries() if entry.record is not None]
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    fresh = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            for entry in libraries:
+                for inner in sorted(entry.path.iterdir()):
+                    _add(archive, f"libraries/{entry.key}/{inner.name}", inner)
+            for choice in measured:
+                _add(archive, f"choices/{choice.key}.json", choice.path)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    return Moved(len({entry.key for entry in libraries}), len(measured))
+
+
+def read(path: Path) -> Moved:
+    """Put what the file `path` holds into the cache directory, where it is not there yet; says how much that was.
+
+    Raises:
+        BuildError: the file is damaged, was written by another version, or may be somebody else's. What came before the damage stays.
+        OSError: it cannot be read, or the cache directory not be written.
+    """
+    try:
+        with (
+            trust.folder_of(path) as inside,
+            trust.file(inside, path.name) as descriptor,
+            os.fdopen(os.dup(descriptor), "rb") as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            return _taken(archive)
+    except trust.Distrusted as error:
+        raise BuildError(f"{path} is not taken in: {error}", path=path) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise BuildError(f"{path} is damaged: {error}", path=path) from error
+
+
+def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    """Without the file's time, which in images is often one that zip does not know."""
+    archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def _taken(archive: zipfile.ZipFile) -> Moved:
+    libraries: dict[str, list[str]] = defaultdict(list)
+    records: dict[str, str] = {}
+    for name in archive.namelist():
+        if found := _OF_LIBRARY.fullmatch(name):
+            libraries[found[1]].append(name)
+        elif found := _OF_CHOICE.fullmatch(name):
+            records[found[1]] = name
+        else:
+            raise ValueError(f"{name} is nothing that the cache keeps")
+    made = sum(_put(key, {Path(each).name: archive.read(each) for each in names}) for key, names in libraries.items())
+    return Moved(made, sum(choices.put(key, archive.read(name)) for key, name in records.items()))
+
+
+def _put(key: str, files: Mapping[str, bytes]) -> bool:
+    """Make an entry of `files` under `key`; whether it was not there."""
+    if cache.lookup(key) is not None:
+        return False
+    top = folders.writable()
+    folders.level(top, key[:2])
+    path = cache_entry.path_of(top, key)
+    with folders.stage(folders.root(top), folders.STAGE) as stage:
+        entry = stage / key
+        entry.mkdir(mode=0o700)
+        for name, content in files.items():
+            (entry / name).touch(mode=0o700 if name == cache_entry.LIBRARY else 0o600)
+            (entry / name).write_bytes(content)
+        if not cache_entry.whole(stage, key):
+            raise ValueError(f"the library of {key[:12]} is not what was built")
+        with contextlib.suppress(OSError):  # another process was faster
+            if os.path.lexists(path):
+                folders.remove(path)
+            entry.rename(path)
+    return True

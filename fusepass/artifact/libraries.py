@@ -1,0 +1,92 @@
+"""The shared libraries of an artifact: written once each, and loaded from bytes that were compared with their hash."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusepass.artifact.container import Reader
+from fusepass.codegen import cache_entry, cache_folders, trust
+from fusepass.codegen.source import Source
+from fusepass.errors import ArtifactError
+
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+class Libraries:
+    """What is written beside the graphs of an artifact: each library once, by number."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Path, Source] = {}
+
+    def number(self, file: Path, source: Source) -> int:
+        """That of the library in `file`, which was built of `source`."""
+        self._sources.setdefault(file, source)
+        return list(self._sources).index(file)
+
+    def entries(self) -> tuple[list[str], dict[str, bytes]]:
+        """The names of the libraries in an artifact, in order; and its entries, the sources among them.
+
+        Raises:
+            OSError: a library is damaged by now.
+        """
+        names, files = [], {}
+        for number, (file, source) in enumerate(self._sources.items()):
+            names.append(f"libraries/{number}-{source.name}.so")
+            with cache_entry.opened(file) as checked:
+                files[names[-1]] = Path(checked).read_bytes()
+            suffix = cache_entry.suffix(source)
+            files[f"sources/{number}-{source.name}{suffix}"] = source.text.encode()
+        return names, files
+
+
+class LoadedLibraries(Sequence[Any]):
+    """The libraries of an artifact by number, each loaded when it is asked for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._names: list[str] = reader.manifest["libraries"]
+
+    def __getitem__(self, number: Any) -> Any:
+        name = self._names[number]
+        content = self._reader.read(name)
+        return load(self._reader.manifest["entries"][name][1], content)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def load(digest: str, content: bytes) -> ctypes.CDLL:
+    """The library with these bytes, whose hash is `digest`; a process loads it once.
+
+    Raises:
+        ArtifactError: the loader does not take it.
+    """
+    if digest not in _loaded:
+        try:
+            _loaded[digest] = _from_memory(digest, content)
+        except OSError as error:
+            raise ArtifactError(f"a library of the artifact cannot be loaded on this machine: {error}") from error
+    return _loaded[digest]
+
+
+def _from_memory(digest: str, content: bytes) -> ctypes.CDLL:
+    try:
+        descriptor = os.memfd_create(f"fusepass-{digest[:16]}", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            return ctypes.CDLL(trust.path_of(descriptor))
+    except OSError:  # a sandbox that has no such files, or runs none
+        return _from_disk(content)
+
+
+def _from_disk(content: bytes) -> ctypes.CDLL:
+    with cache_folders.stage(Path(tempfile.gettempdir()), cache_folders.OWN) as folder:
+        path = folder / "lib.so"
+        path.write_bytes(content)
+        return ctypes.CDLL(str(path))

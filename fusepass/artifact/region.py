@@ -1,0 +1,242 @@
+"""A fused region as data and back: what its call needs to know of program and source, and the number of its library."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusepass.artifact.graph import Constants, graph_data, graph_of
+from fusepass.artifact.libraries import Libraries
+from fusepass.artifact.plain import UNKNOWN, decode, encode
+from fusepass.codegen import build
+from fusepass.codegen.ir.dtype import DType
+from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
+from fusepass.codegen.source import Source, Target
+from fusepass.errors import BuildError
+from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.meta import Meta, as_seen, with_strides
+from fusepass.runtime.operators import shorten
+from fusepass.runtime.ops import Operators
+from fusepass.runtime.region import Code, FusedRegion, Result
+
+Device = Callable[[str], torch.device]
+
+
+@dataclass(frozen=True)
+class _Compiled(Program):
+    """What is left of a program whose kernels are compiled.
+
+    Attributes:
+        passed: names of the buffers that the entry takes.
+    """
+
+    passed: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Buffer, ...]:
+        return tuple(map(self.buffer, self.passed))
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What is left of a program and its sources once they are compiled."""
+
+    program: Program
+    source: Source
+    other: Source | None
+
+    def unaligned(self) -> Source:
+        if self.other is None:
+            raise BuildError(f"{self.program.name} was saved without a library for inputs that are not aligned")
+        return self.other
+
+
+def region_data(
+    region: FusedRegion, operators: Operators, libraries: Libraries, constants: Constants
+) -> dict[str, Any]:
+    """What `region_of` makes a region of that computes the same."""
+    return {
+        "name": region.name,
+        "device": str(region.device),
+        "inputs": _metas(region.inputs),
+        "outputs": _metas(region.outputs),
+        "used": list(region.used),
+        "exact": sorted(region.exact),
+        "written": sorted(region.written.items()),
+        "code": _code(region.generated, region.library, libraries),
+        "conversions": {
+            name: {"inputs": _metas(each.inputs), "code": _code(each.generated, each.library, libraries)}
+            for name, each in region.conversions.items()
+        },
+        "operators": {
+            "graph": graph_data(operators.graph, {}, constants),
+            "constants": [[place, constants.name(value)] for place, value in operators.constants.items()],
+            "inputs": _metas(operators.inputs),
+            "outputs": _metas(operators.outputs),
+        },
+    }
+
+
+def region_of(
+    data: Mapping[str, Any],
+    libraries: Sequence[Any],
+    constants: Mapping[str, torch.Tensor],
+    device: Device,
+    fallbacks: FallbackCounter,
+) -> FusedRegion:
+    """The region of which `region_data` made `data`.
+
+    Args:
+        libraries: by number, as `fusepass.codegen.build.load` takes them.
+        constants: by name.
+        device: gives the device to use in place of one by name.
+        fallbacks: counts calls that run its own operators.
+    """
+    where = device(data["device"])
+    generated, library, unaligned = _generated(data["code"], libraries)
+    given, results = _metas_of(data["inputs"]), _metas_of(data["outputs"])
+    written = dict(data["written"])
+    conversions = {
+        name: _conversion(name, each, generated.program, libraries, where, fallbacks)
+        for name, each in data["conversions"].items()
+    }
+    return FusedRegion(
+        data["name"], generated, library, given, data["used"], where,
+        _original(data["operators"], results, written, constants, device), fallbacks, conversions, data["exact"], results, written,
+        unaligned=unaligned,
+    )  # fmt: skip
+
+
+def _conversion(
+    name: str,
+    data: Mapping[str, Any],
+    program: Program,
+    libraries: Sequence[Any],
+    device: torch.device,
+    fallbacks: FallbackCounter,
+) -> FusedRegion:
+    """What changes a layout for the library."""
+    generated, library, unaligned = _generated(data["code"], libraries)
+    call = next(call for call in program.calls if call.result == name)
+    original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
+    title, given = generated.program.name, _metas_of(data["inputs"])
+    return FusedRegion(title, generated, library, given, [0], device, original, fallbacks, unaligned=unaligned)
+
+
+def _original(
+    data: Mapping[str, Any],
+    results: Sequence[Meta],
+    written: Mapping[int, int],
+    constants: Mapping[str, torch.Tensor],
+    device: Device,
+) -> Callable[..., Result]:
+    """The region's own operators, as a function of the fused call's arguments."""
+    graph = graph_of(data["graph"], (), constants, device)
+    shorten(graph)
+    given, lie = _metas_of(data["inputs"]), _metas_of(data["outputs"])
+    fixed = {place: constants[name] for place, name in data["constants"]}
+    count = len(given) + len(fixed)
+
+    def run(*arguments: torch.Tensor) -> Result:
+        rest = iter(map(as_seen, arguments, given))
+        made = graph(*(fixed[place] if place in fixed else next(rest) for place in range(count)))
+        outputs = tuple(map(as_seen, map(with_strides, made, lie), results))
+        for output, argument in written.items():
+            arguments[argument].copy_(outputs[output])
+        kept = tuple(each for number, each in enumerate(outputs) if number not in written)
+        return kept if len(kept) != 1 else kept[0]
+
+    return run
+
+
+def _code(generated: Code, library: Path, libraries: Libraries) -> dict[str, Any]:
+    program, source = generated.program, generated.source
+    data = {
+        "program": program.name,
+        "buffers": [
+            [each.name, each.dtype.name, list(each.shape), list(each.strides), each.role.value]
+            for each in program.buffers
+        ],
+        "inputs": list(program.inputs),
+        "outputs": list(program.outputs),
+        "passed": [each.name for each in program.arguments],
+        "calls": [_call(call) for call in program.calls],
+        "source": _source(source),
+        "library": libraries.number(library, source),
+    }
+    try:
+        unaligned = generated.unaligned()
+        data["unaligned"] = [_source(unaligned), libraries.number(build.build(unaligned), unaligned)]
+    except BuildError:  # inputs that are not aligned run the operators
+        data["unaligned"] = None
+    return data
+
+
+def _generated(data: Mapping[str, Any], libraries: Sequence[Any]) -> tuple[_Built, Any, Any]:
+    """What is known of compiled code, its library, and the one for inputs that are aligned to nothing."""
+    buffers = tuple(
+        Buffer(name, DType[dtype], tuple(shape), tuple(strides), Role(role))
+        for name, dtype, shape, strides, role in data["buffers"]
+    )
+    calls = tuple(map(_call_of, data["calls"]))
+    program = _Compiled(
+        data["program"], buffers, tuple(data["inputs"]), tuple(data["outputs"]), calls, (), passed=tuple(data["passed"])
+    )
+    source, library = _source_of(data["source"]), libraries[data["library"]]
+    if data["unaligned"] is None:
+        return _Built(program, source, None), library, None
+    unaligned, number = data["unaligned"]
+    return _Built(program, source, _source_of(unaligned)), library, libraries[number]
+
+
+def _call(call: LibraryCall) -> list[Any]:
+    def reference(value: Any) -> Any:
+        return {"buffer": value.buffer} if isinstance(value, Ref) else UNKNOWN
+
+    args = [encode(value, reference) for value in call.args]
+    return [
+        call.result,
+        call.target,
+        args,
+        [[name, encode(value, reference)] for name, value in call.kwargs],
+        call.item,
+    ]
+
+
+def _call_of(data: Sequence[Any]) -> LibraryCall:
+    def reference(value: Any) -> Any:
+        return Ref(value["buffer"]) if "buffer" in value else UNKNOWN
+
+    result, target, args, kwargs, item = data
+    read = tuple(decode(value, reference) for value in args)
+    return LibraryCall(result, target, read, tuple((name, decode(each, reference)) for name, each in kwargs), item=item)
+
+
+def _source(source: Source) -> dict[str, Any]:
+    """`source` without its text, which a built library has no use for."""
+    return {
+        "name": source.name,
+        "entry": source.entry,
+        "target": source.target.value,
+        "arch": source.arch,
+        "numbers": encode(source.numbers),
+        "replay": source.replay,
+    }
+
+
+def _source_of(data: Mapping[str, Any]) -> Source:
+    rest = {"target": Target(data["target"]), "numbers": decode(data["numbers"]), "text": "", "headers": ()}
+    return Source(**{**data, **rest})
+
+
+def _metas(metas: Sequence[Meta]) -> list[Any]:
+    return [[list(each.shape), list(each.strides), encode(each.dtype)] for each in metas]
+
+
+def _metas_of(data: Sequence[Any]) -> tuple[Meta, ...]:
+    return tuple(Meta(tuple(shape), tuple(strides), decode(dtype)) for shape, strides, dtype in data)
