@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from fusepass.compile.writes import trailing
 from fusepass.patterns.aliasing import readers
+from fusepass.patterns.arguments import arguments
 from fusepass.runtime.meta import Meta
 
 aten = torch.ops.aten
@@ -63,8 +64,8 @@ def write_lists_in_place(graph_module: fx.GraphModule) -> None:
 
 def _add_number(node: fx.Node) -> bool:
     """Let ``inputs + factors * others`` be ``inputs + number * others`` where each of `factors` is full of one number; tells whether it is."""
-    inputs, *operands, value = (*node.args, 1)[:4]
-    factors, others = map(_nodes, operands)
+    given = arguments(node)
+    factors, others, value = _nodes(given["tensor1"]), _nodes(given["tensor2"]), given["value"]
     full = [each for each in factors if each.target is aten.full_like.default]
     numbers = {each.args[1] for each in full}
     number = next(iter(numbers), None)
@@ -77,7 +78,7 @@ def _add_number(node: fx.Node) -> bool:
         return False
     if len(factors) != len(others) or not all(map(_is_like, factors, others)):
         return False
-    node.target, node.args, node.kwargs = aten._foreach_add.List, (inputs, others), {"alpha": number * value}
+    node.target, node.args, node.kwargs = aten._foreach_add.List, (given["self"], others), {"alpha": number * value}
     return True
 
 

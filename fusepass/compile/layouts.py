@@ -72,7 +72,7 @@ def _is_known(node: fx.Node, known: set[fx.Node], *, exact_inputs: bool) -> bool
     if not gives_contiguous(node.target):
         return False
     value = node.meta["val"]
-    return value.stride() == contiguous_strides(value.shape)  # type: ignore[no-any-return]
+    return _is_plain(value) and value.stride() == contiguous_strides(value.shape)
 
 
 def _compare(graph: fx.Graph, call: fx.Node, known: set[fx.Node]) -> None:
@@ -115,12 +115,7 @@ def _within(node: fx.Node) -> tuple[fx.Node, int] | None:
     """The owner of the memory of `node`, and how many elements behind its beginning `node` begins; None where it is no plain view of it."""
     chain, owner = list(_views(node)), base(node)
     value, described = owner.meta["val"], node.meta["val"]
-    if (
-        not isinstance(value, torch.Tensor)
-        or not isinstance(described, torch.Tensor)
-        or value.is_conj()
-        or value.is_neg()
-    ):
+    if not (_is_plain(value) and _is_plain(described)):
         return None
     with without_modes():
         whole = part = meta_like(value)
@@ -128,12 +123,15 @@ def _within(node: fx.Node) -> tuple[fx.Node, int] | None:
             part = _seen(view, part)
             if part is None:
                 return None
-    plain = (
-        part.untyped_storage()._cdata == whole.untyped_storage()._cdata
-        and (part.dtype, part.shape, part.stride()) == (value.dtype, described.shape, described.stride())
-        and not (part.is_conj() or part.is_neg())
-    )
-    return (owner, int(part.storage_offset())) if plain else None
+    same = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
+    as_described = (part.dtype, part.shape, part.stride()) == (value.dtype, described.shape, described.stride())
+    return (owner, int(part.storage_offset())) if same and as_described and _is_plain(part) else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a tensor of elements in memory as they are."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
 
 
 def _seen(view: fx.Node, source: Any) -> Any:

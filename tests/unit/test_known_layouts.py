@@ -143,3 +143,16 @@ def test_memory_that_is_not_known_is_viewed_by_pytorch() -> None:
     assert reinterpret not in _use(lambda x: (x.t().clone(),), X, exact=False)
     assert reinterpret not in _use(lambda x: (torch.mm(x, x).view(torch.int32).clone(),), torch.randn(3, 3))
     assert reinterpret not in _use(lambda x: (torch.mm(x, x).as_strided((2,), (4,), 1).clone(),), torch.randn(3, 3))
+
+
+def test_what_is_no_plain_memory_is_viewed_by_pytorch() -> None:
+    def use(value: Tensor, function: Callable[[Tensor], tuple[Tensor, ...]]) -> list[object]:
+        graph = torch.fx.experimental.proxy_tensor.make_fx(function)(value)
+        use_layouts(graph.graph, exact_inputs=True)
+        return _called(graph.graph)
+
+    sparse = torch.eye(3).to_sparse()
+    assert reinterpret not in use(sparse, lambda x: (x._values().t().clone(), torch.mm(x, x).to_dense()))
+    assert reinterpret not in use(
+        torch.randn(3, 3, dtype=torch.complex64), lambda x: (x.conj().t().clone(), x.real.t() + 1)
+    )
