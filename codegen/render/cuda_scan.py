@@ -14,6 +14,7 @@ from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import accumulated
 from fusepass.codegen.render.cuda_tile import Tile
+from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
@@ -65,8 +66,10 @@ class ScanWriter(KernelWriter):
         self._declare(several=tile.loop)
         steps = top.child()
         steps.lines.append(f"{self.state} {self.states}[{plan.unroll}][{plan.width}];")
-        ahead = loads_ahead(frame, [*values, *roots], [each.node for each in kept])
-        again = ahead if plan.unroll > 1 else loads_ahead(frame, roots, [each.node for each in (*kept, *made)])
+        ahead = in_turns(frame, values, loads_ahead(frame, [*values, *roots], [each.node for each in kept]))
+        again = ahead
+        if plan.unroll == 1:
+            again = in_turns(frame, roots, loads_ahead(frame, roots, [each.node for each in (*kept, *made)]))
         early = [each for each in ahead if not each.late]
         if plan.unroll > 1 and early:
             load_steps(frame, steps, tile, tile.start, early)

@@ -16,6 +16,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Expr, Op
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.render import render
+from tests import compile_cuda
 from tests.support.emulate import needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region
@@ -35,11 +36,16 @@ def _pointwise(*pieces: Tensor) -> Tensor:
     return torch.cat(pieces, 1).relu() + 1
 
 
+def _scanned(*pieces: Tensor) -> Tensor:
+    return torch.cat(pieces, 1).flatten(2).cumsum(2) * 2
+
+
 CASES: dict[str, tuple[Callable[..., Tensor], int, torch.dtype, int, int]] = {
     "normalised": (_normalised, 70, torch.float32, 1, 69),
     "halves": (_normalised, 70, torch.bfloat16, 1, 69),
     "one of them twice": (_twice_a_piece, 70, torch.float32, 1, 69),
     "pointwise": (_pointwise, 70, torch.float32, 1, 69),
+    "scanned": (_scanned, 70, torch.float32, 1, 69),
     "few": (_normalised, 5, torch.float32, 5, 0),
     "few and pointwise": (_pointwise, 20, torch.float32, 20, 0),
 }
@@ -53,10 +59,12 @@ def test_pieces(name: str) -> None:
     function, count, dtype, variables, others = CASES[name]
     made = region(function, *(torch.randn(2, 1 + n % 3, 8, 98).to(dtype) for n in range(count)))
     program = made.passed(pass_options(H200))
-    text = render(program, H200).text
+    source = render(program, H200)
+    compile_cuda.keep(source)
+    text = source.text
     assert text.count(" = {};") == variables
     assert text.count("else if (") == others
-    assert ("masked" in text) is (name not in ("normalised", "halves", "pointwise"))
+    assert ("masked" in text) is (name not in ("normalised", "halves", "pointwise", "scanned"))
     check_emulated(made, program, H200, 1e-5 if dtype is torch.float32 else 2e-2)
 
 
