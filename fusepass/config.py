@@ -178,13 +178,16 @@ class Options(TypedDict, total=False):
     algebra: Literal["off", "safe", "finite"]
     rounding: Literal["fused", "eager"]
     cache_dir: str | os.PathLike[str]
+    cuda_compiler: Literal["nvcc", "nvrtc"]
+    cache_size: int
     jobs: int
     max_signatures: int
     max_builds: int
     tune: Literal["off", "fast", "max"]
-    cuda_graphs: bool
+    cuda_graphs: bool | Literal["auto"]
     training: Literal["fused", "eager"]
     methods: Literal["original", "fused"]
+    memory_budget: float
     progress: bool | None
 
 

@@ -14,14 +14,11 @@ from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Target
 from fusepass.runtime.fast_path import Launch
 from fusepass.runtime.meta import Meta, with_strides
-from fusepass.runtime.operators import gives_contiguous, shorter
+from fusepass.runtime.operators import EMPTY, gives_contiguous, shorter
 from fusepass.runtime.pages import LEAST_BYTES, prefer_large
 
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
 _VECTOR = 16  # widest access of a kernel, in bytes
-_allocators: Any = torch._C._dynamo.guards
-EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
-"""As `torch.empty_strided`, on the current device and without the dispatcher."""
 _increment_version: Any = torch._C._increment_version
 """Takes tensors, and tells autograd that they were written; `torch.autograd.graph.increment_version` without its checks."""
 _RecordFunction: Any = torch._C._profiler._RecordFunctionFast  # a context that profilers see by its name

@@ -6,7 +6,7 @@ time, and end in the same overload of the same operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,8 +97,20 @@ def shorten(graph_module: fx.GraphModule) -> None:
     graph_module.recompile()
 
 
-def cast_all(sources: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Copies of `sources`, which are of one type, in another."""
-    results = [torch.empty_like(source, dtype=dtype) for source in sources]
+_allocators: Any = torch._C._dynamo.guards
+EMPTY = {"cpu": _allocators._empty_strided_cpu, "cuda": _allocators._empty_strided_cuda}
+"""As `torch.empty_strided`, on the current device and without the dispatcher."""
+
+
+def cast_all(
+    sources: list[torch.Tensor], dtype: torch.dtype, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> list[torch.Tensor]:
+    """Copies of `sources`, which are of one type and device, in another type, with these shapes and strides."""
+    device = sources[0].device
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
+        with torch.cuda.device(device):
+            return cast_all(sources, dtype, layouts)
+    empty = EMPTY[device.type]
+    results = [empty(shape, strides, dtype) for shape, strides in layouts]
     torch._foreach_copy_(results, sources)
     return results

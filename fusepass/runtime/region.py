@@ -246,7 +246,7 @@ class FusedRegion:
         if self.run is scope["launch"]:
             return made
         run: Any = self.run
-        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__)
+        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__, run.__defaults__)
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

@@ -51,8 +51,8 @@ def fusepass_backend(
         graph: the graph, as Dynamo traced it.
         example_inputs: fake tensors and, where shapes are dynamic, symbolic numbers.
         options: options of `fusepass.config.Config`, by name.
-        mode: as Inductor's: ``"max-autotune"`` stands for the options ``tune="max"`` and ``cuda_graphs=True``,
-            ``"max-autotune-no-cudagraphs"`` and ``"reduce-overhead"`` for one of them.
+        mode: as Inductor's: ``"reduce-overhead"`` stands for the option ``cuda_graphs=True``, ``"max-autotune"`` for ``tune="max"``
+            besides, ``"max-autotune-no-cudagraphs"`` for ``tune="max"`` and ``cuda_graphs=False``.
 
     Raises:
         TypeError: an option is unknown.
@@ -78,7 +78,7 @@ _MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
     "max-autotune": {"tune": "max", "cuda_graphs": True},
-    "max-autotune-no-cudagraphs": {"tune": "max"},
+    "max-autotune-no-cudagraphs": {"tune": "max", "cuda_graphs": False},
 }
 
 

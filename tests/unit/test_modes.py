@@ -88,7 +88,7 @@ def test_others_and_steps_of_training_are_not_replayed(mode: str, grad: bool, gr
 
 def test_a_mode_stands_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEPASS_TUNE", "fast")
-    seen: list[tuple[str, bool]] = []
+    seen: list[tuple[str, bool | str]] = []
     real = backend.compile_graph
 
     def observed(*args: Any, **named: Any) -> Any:
