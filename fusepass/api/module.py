@@ -194,8 +194,8 @@ class OptimizedModule(nn.Module):
 
     def _method(self, method: MethodType) -> Any:
         """`method` of the original, as ``Config.methods`` says."""
-        original = self.original
-        if method.__name__ in vars(nn.Module) or method.__name__ in vars(original) or _has_own_call(type(original)):
+        original, name = self.original, method.__name__
+        if name in vars(nn.Module) or name in vars(original) or _has_own_call(type(original)) or _dynamo_is_compiling():
             return method
         with override(**self._options) as config:
             if not config.fuses:
