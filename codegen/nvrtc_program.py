@@ -32,7 +32,7 @@ def compiled(
     text: str, kernels: Sequence[str], headers: Sequence[str], header: str, options: Sequence[str]
 ) -> Compiled:
     """Compile `text`, in which each of `headers` is `header`, and keep `kernels`."""
-    given = {"text": text, "kernels": kernels, "headers": headers, "header": header, "options": options}
+    given: dict[str, Any] = {"text": text, "kernels": kernels, "headers": headers, "header": header, "options": options}
     if _here.acquire(blocking=False):
         try:
             return _compiled(**given)
