@@ -26,9 +26,11 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from fusepass.capture.threads import replaced
 from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.compile.corrections import correct
 from fusepass.compile.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
@@ -78,6 +80,7 @@ def minimum_cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two graphs such that as few bytes as may be are saved, and no more than the budget allows, and backward computes the rest again."""
     correct(joint.graph)
+    describe_by_fakes(joint.graph)
     skip_detached(joint.graph)
     forget_numbers(joint.graph)
     normalise_again(joint.graph)
@@ -97,6 +100,19 @@ def minimum_cut(
         within_budget(joint.graph),
     ):
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def describe_by_fakes(graph: fx.Graph) -> None:
+    """What was described anew, described as AOTAutograd does it: it counts what is saved by its fake tensors."""
+    mode = detect_fake_mode([node.meta.get("val") for node in graph.find_nodes(op="placeholder")])
+
+    def fake(spec: Spec) -> torch.Tensor:
+        with mode or nullcontext():
+            return torch.empty_strided(spec.shape, spec.stride(), dtype=spec.dtype, device=spec.device)
+
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map_only(Spec, fake, node.meta["val"])
 
 
 _size_of = partitioners._size_of

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from _pytest.mark import ParameterSet
+from torch import nn
 
 from benchmarks.layers import Workload
 from fusepass.codegen.device import ARCHITECTURES, DeviceFacts
@@ -51,6 +52,24 @@ def _fits(source: Source, facts: DeviceFacts) -> None:
         assert int(bounds[0]) * int(bounds[1] or 1) <= facts.max_threads
     for name, nbytes in compile_cuda.dynamic_shared(source.text):
         assert nbytes <= facts.shared_bytes_per_block, name
+
+
+_LONG_ROWS = (
+    Workload("softmax", lambda sizes: (nn.Softmax(1), nn.ReLU()), (512, 1 << 16), (4, 64)),
+    Workload("layer_norm", lambda sizes: (nn.LayerNorm(sizes.of(40000)),), (512, 40000), (4, 64)),
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+def test_clusters_and_bulk_copies_are_used_from_hopper_on(arch: str) -> None:
+    facts, included = DeviceFacts.described(arch), set[str]()
+    for workload in _LONG_ROWS:
+        for _, made in sources("single", workload, facts):
+            for source in made if isinstance(made, list) else ():
+                _fits(source, facts)
+                compile_cuda.keep(source)
+                included.update(source.headers)
+    assert included & _FROM_HOPPER_ON == (_FROM_HOPPER_ON if facts.clusters else set())
 
 
 def test_what_is_looked_for_is_a_header() -> None:

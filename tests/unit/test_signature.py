@@ -221,11 +221,12 @@ def test_reassigned_tensors_of_the_same_form_are_taken_up(net: Net) -> None:
 
 @contextlib.contextmanager
 def _products_in_tf32() -> Iterator[None]:
-    torch.backends.cuda.matmul.allow_tf32 = True
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @contextlib.contextmanager

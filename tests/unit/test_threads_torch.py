@@ -77,6 +77,9 @@ class _Counted(nn.Module):
         return (torch.tanh(x) * 2).softmax(-1)
 
 
+@pytest.mark.xfail(
+    torch.__version__ >= (2, 15), reason="its tracing meets the other thread's; the original runs, with a warning"
+)
 @pytest.mark.parametrize(("kind", "route"), [(_Written, CaptureRoute.TRACED), (_Counted, CaptureRoute.DYNAMO)])
 @torch.no_grad()
 @pytest.mark.invariant(46)
