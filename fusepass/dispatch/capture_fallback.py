@@ -82,6 +82,7 @@ class Dynamo:
         self._limit = min(limit, MOST_RECOMPILATIONS)
         from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
+        options = {**options, "cuda_graphs": False}
         backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))
         self._compiled = torch.compile(forward, backend=backend)
 

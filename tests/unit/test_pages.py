@@ -42,7 +42,7 @@ def test_nothing_happens_where_there_are_none(missing: str, monkeypatch: pytest.
 
 def test_small_results_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr("fusepass.runtime.region.prefer_large", lambda *call: calls.append(call))
+    monkeypatch.setattr("fusepass.runtime.call_text.prefer_large", lambda *call: calls.append(call))
     with torch.no_grad():
         for size in (MIB - 1, MIB):
             model = fusepass.optimize(Double())
