@@ -14,9 +14,8 @@ from math import prod
 
 _MOST_POINTS = 4096  # that are gone through for bounds
 _WIDE = 1 << 31
-_KEPT = (
-    1 << 13
-)  # results of each operation that are remembered: kernels, schedules and candidates ask for the same ones over and over
+# Results of each operation that are remembered, 10 MB in all: kernels, schedules and candidates ask for the same ones over and over.
+_KEPT = 1 << 13
 
 
 @dataclass(frozen=True)

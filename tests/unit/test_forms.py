@@ -66,6 +66,11 @@ def test_the_first_size_has_a_library_of_its_own() -> None:
     assert other.sizes.startswith("for several sizes: size_0 = ")
 
 
+def test_a_library_of_its_own_is_rendered_once() -> None:
+    made = Generated(k.layer_norm(40, 64), H200)
+    assert Forms().shared(made) is made  # which remembers its source
+
+
 def test_alternatives_of_one_signature_are_not_other_sizes() -> None:
     forms = Forms()
     forms.next_round()

@@ -18,6 +18,7 @@ from fusepass.codegen.forms import Forms, obstacle
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.search import space
+from fusepass.codegen.source import Source
 from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.partition import partition
@@ -38,7 +39,14 @@ def graph_of(channels: int, batch: int, side: int) -> fx.GraphModule:
         return make_fx(function)(*inputs)
 
 
-def generated(forms: Forms, monkeypatch: pytest.MonkeyPatch, channels: int, batch: int, side: int) -> Work:
+def generated(
+    forms: Forms,
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int,
+    batch: int,
+    side: int,
+    begin: candidates.Begin = lambda source: None,
+) -> Work:
     """The region at these sizes, candidates generated."""
     monkeypatch.setattr(candidates, "device_facts", lambda device: DeviceFacts.h200())
     monkeypatch.setattr(candidates, "recall", lambda work: None)
@@ -47,8 +55,15 @@ def generated(forms: Forms, monkeypatch: pytest.MonkeyPatch, channels: int, batc
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})
     forms.next_round()
-    candidates.generate_candidates(work, forms)
+    candidates.generate_candidates(work, forms, begin)
     return work
+
+
+def test_compilers_begin_with_all_that_will_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Source] = []
+    with override(tune="fast", debug=True):
+        work = generated(Forms(), monkeypatch, 64, 16, 40, begun.append)
+    assert {source.text for each in work.candidates for source in each.sources} <= {source.text for source in begun}
 
 
 def test_further_sizes_have_one_candidate_and_reuse_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -205,3 +206,10 @@ def test_a_remainder_of_a_remainder_stays_where_32_bits_would_not_be_enough() ->
         assert isinstance(atom, Mod)
         ((below, _),) = atom.index.terms
         assert isinstance(below, Mod) is stays
+
+
+def test_a_remembered_hash_stays_in_its_process() -> None:
+    index = axis_index(Axis("i", 12)) // 5 * 3 + 1
+    assert hash(index) == hash(axis_index(Axis("i", 12)) // 5 * 3 + 1)
+    assert b"_hash" not in pickle.dumps(index)
+    assert pickle.loads(pickle.dumps(index)) == index
