@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from fusepass.codegen import toolchain
-from fusepass.codegen.source import Source
+from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 
 _FORMAT = 2  # of a library's description in the cache; since the second, it names the key
@@ -25,6 +25,8 @@ def cache_key(source: Source) -> str:
     Raises:
         BuildError: a compiler is not installed, or a header cannot be read.
     """
+    by_nvrtc = source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc
+    more = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS] if by_nvrtc else []
     made_of = {
         "format": _FORMAT,
         "torch": torch.__version__,
@@ -32,22 +34,22 @@ def cache_key(source: Source) -> str:
         "arch": source.arch,
         "entry": source.entry,
         "text": source.text,
-        "headers": _headers(source),
-        "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
+        "headers": _headers(source, toolchain.NVRTC_HEADERS if by_nvrtc else ()),
+        "flags": [*more, *toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
         "identity": toolchain.identity(source.target),
     }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _headers(source: Source) -> dict[str, str]:
-    """Contents of the headers `source` includes, and of those they include, by name."""
+def _headers(source: Source, more: Sequence[str]) -> dict[str, str]:
+    """Contents of the headers `source` includes, of `more`, and of those they include, by name."""
     folder = toolchain.include_directory()
     found: dict[str, str] = {}
 
     def included(text: str) -> Iterator[str]:
         return (name for name in _INCLUDE.findall(text) if (folder / name).is_file())
 
-    pending = [*source.headers, *included(source.text)]
+    pending = [*source.headers, *more, *included(source.text)]
     while pending:
         name = pending.pop()
         if name in found:
