@@ -39,7 +39,10 @@ def compiled(source: Source, directory: Path) -> str:
     """
     device, _, launches = source.text.partition(_END)
     kernels = list(_KERNEL.finditer(device))
-    named, options = [kernel[1] for kernel in kernels], toolchain.nvrtc_flags(source.arch)
+    named, options = (
+        [kernel[1] for kernel in kernels],
+        (*toolchain.nvrtc_flags(source.arch), f"-I{toolchain.include_directory()}"),
+    )
     made = nvrtc_program.compiled(device + _END, named, _STANDARD, '#include "fp_standard.cuh"\n', options)
     if not made.image:
         raise BuildError(f"{source.name} could not be compiled by NVRTC for {source.arch}", stderr=made.said)

@@ -43,6 +43,8 @@ CUDA_FLAGS = (
 
 # Of a C++ source that launches what NVRTC compiled.
 LAUNCHER_FLAGS = ("-O1", "-std=c++17")
+NVRTC_HEADERS = ("fp_host.hpp", "fp_host_defines.h", "fp_standard.cuh")
+"""What such a source, or NVRTC, includes beside the generated source's own."""
 
 # Variables that change what the compilers do without being seen in the command.
 _CPU_VARIABLES = ("CPATH", "CPLUS_INCLUDE_PATH")
@@ -268,7 +270,7 @@ def _number(arch: str) -> str:
 def nvrtc_flags(arch: str) -> tuple[str, ...]:
     """What NVRTC is told: the same, as far as it is for a compiler of device code."""
     number = _number(arch)
-    return ("-std=c++17", "--fmad=false", "-default-device", f"-arch=sm_{number}", f"-I{include_directory()}")
+    return ("-std=c++17", "--fmad=false", "-default-device", f"-arch=sm_{number}")
 
 
 UNUSED_LIBRARIES = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")

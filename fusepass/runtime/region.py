@@ -154,7 +154,7 @@ class FusedRegion:
             "exact": self.exact, "outputs": self.outputs, "written": self.written,
             "unaligned": self._unaligned_library,
         }  # fmt: skip
-        return FusedRegion(**same | changes)
+        return type(self)(**same | changes)
 
     def needs_layout(self, position: int) -> bool:
         """Whether a call depends on the strides of an argument."""

@@ -16,7 +16,7 @@ from fusepass.codegen import build
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
-from fusepass.runtime import region
+from fusepass.runtime.operators import EMPTY
 
 _REGIONS = 24  # in one translation unit
 
@@ -86,7 +86,7 @@ class Batch:
 
     def empty(self, device: str) -> Callable[..., torch.Tensor]:
         """What allocates the results of regions: zeros where nothing computes them, which are valid places everywhere."""
-        allocate = region._EMPTY[device]
+        allocate = EMPTY[device]
 
         def allocated(*arguments: Any) -> torch.Tensor:
             result: torch.Tensor = allocate(*arguments)
@@ -106,7 +106,7 @@ def batched() -> Iterator[Batch]:
         mock.patch.object(build, "build_all", batch.names),
         mock.patch.object(build, "build", batch.name),
         mock.patch.object(build, "load", batch.load),
-        mock.patch.dict(region._EMPTY, {device: batch.empty(device) for device in region._EMPTY}),
+        mock.patch.dict(EMPTY, {device: batch.empty(device) for device in EMPTY}),
     ):
         yield batch
 

@@ -24,16 +24,16 @@ from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.source import Source
-from fusepass.runtime.region import FusedRegion
+from fusepass.runtime.region import FusedRegion, Result
 from tests.support.interpret import STORAGE, Array, interpret
 
 
 class _OriginalRegion(FusedRegion):
     """A region whose call runs its ATen operators."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.run = self.original
+    @property
+    def run(self) -> Callable[..., Result]:
+        return self.original
 
 
 @contextlib.contextmanager

@@ -25,7 +25,9 @@ from fusepass.codegen.render import render
 from fusepass.errors import CaptureError
 from fusepass.numerics.comparison import Leaf
 from fusepass.profiling.extract import Standalone, write_program
-from fusepass.runtime import region
+from fusepass.runtime.call_text import CallText
+from fusepass.runtime.region import FusedRegion
+from tests.support.calls import replace_calls
 from tests.support.kernels import softmax_rows
 
 NET = """
@@ -99,13 +101,11 @@ def test_check_finds_the_region_that_is_wrong(
     assert main.main(arguments) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in out[3:]] == ["right", "right", "right"]
-    launch = region._launcher
 
-    def doubled(*args: Any) -> tuple[str, dict[str, Any]]:
-        text, scope = launch(*args)
-        return f"{text}\nright = run\ndef run(*inputs): return right(*inputs) * 1.0001\n", scope
+    def doubled(_: FusedRegion, text: CallText) -> tuple[str, dict[str, Any]]:
+        return f"{text.source}\nright = run\ndef run(*inputs): return right(*inputs) * 1.0001\n", text.scope
 
-    monkeypatch.setattr(region, "_launcher", doubled)
+    replace_calls(monkeypatch, doubled)
     assert main.main([*arguments, "--json"]) == 1
     records = {each["name"]: each for each in json.loads(capsys.readouterr().out)["records"]}
     assert [each["verdict"] for each in records.values()] == ["right", "wrong", "wrong"]

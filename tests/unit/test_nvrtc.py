@@ -114,6 +114,8 @@ def test_the_compiler_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     by_nvcc = cache_key(source)
     with override(cuda_compiler="nvrtc"):
         assert cache_key(source) == by_nvrtc != by_nvcc
+        monkeypatch.setattr(toolchain, "LAUNCHER_FLAGS", ("-O0",))
+        assert cache_key(source) != by_nvrtc
 
 
 def test_the_doctor_says_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:

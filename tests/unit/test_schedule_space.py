@@ -24,8 +24,10 @@ from fusepass.codegen.search import schedules as rule
 from fusepass.codegen.search.schedules import schedule_candidates
 from fusepass.report.choice import GENERATED
 from fusepass.report.report import RegionReport, Report
+from fusepass.runtime.call_text import CallText
 from fusepass.runtime.region import FusedRegion
 from tests.support import kernels as k
+from tests.support.calls import replace_calls
 from tests.support.fake_time import FakeTime
 from tests.support.regions import region
 
@@ -94,22 +96,20 @@ def spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int,
     monkeypatch.setattr(schedules, "_MOST", {"fast": 2, "max": 4})
     fake, seconds = FakeTime(), {-1: 1e-2}
     monkeypatch.setattr(measure, "clock", lambda device: lambda call: clock(call))
-    real = fusepass.runtime.region._launcher
 
     def clock(call: Callable[[], object]) -> float:
         fake.spent = seconds[-1]
         call()
         return fake.spent
 
-    def launcher(region: FusedRegion, *rest: Any) -> tuple[str, dict[str, Any]]:
+    def timed(region: FusedRegion, text: CallText) -> tuple[str, dict[str, Any]]:
         rank = region.generated.overrides.rank
-        code, scope = real(region, *rest)
-        return f"{code}\nreal = run\ndef run(*inputs): took(); return real(*inputs)\n", {
-            **scope,
+        return f"{text.source}\nreal = run\ndef run(*inputs): took(); return real(*inputs)\n", {
+            **text.scope,
             "took": lambda: setattr(fake, "spent", seconds.get(rank, 1e-4)),
         }
 
-    monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
+    replace_calls(monkeypatch, timed)
     with torch.no_grad(), fusepass.override(jobs=8):
         yield seconds
 

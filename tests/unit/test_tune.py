@@ -24,7 +24,9 @@ from fusepass.codegen import build, cache, choices
 from fusepass.errors import BuildError, FusepassWarning
 from fusepass.report.choice import EAGER, GENERATED, Choice
 from fusepass.report.report import RegionReport, RegionState, Report
+from fusepass.runtime.call_text import CallText
 from fusepass.runtime.region import FusedRegion
+from tests.support.calls import replace_calls
 from tests.support.fake_time import FakeTime, Told
 
 
@@ -343,10 +345,10 @@ SCOPE = {"__name__": "fusepass.generated", "torch": torch}
 def launches(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Let every generated call run `body` instead, which knows the region's operators as `eager`."""
 
-    def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
+    def other(region: FusedRegion, _: CallText) -> tuple[str, dict[str, Any]]:
         return f"def run(*inputs): {body}\n", {**SCOPE, "eager": region.original}
 
-    monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
+    replace_calls(monkeypatch, other)
 
 
 @pytest.mark.parametrize(
@@ -399,19 +401,17 @@ def formats(
 ) -> Callable[[dict[str, str]], None]:
     """Runs, instead of the calls of candidates, a body by the candidate's name; what is measured of eager is slow."""
 
-    def replace_calls(bodies: dict[str, str]) -> None:
-        real = fusepass.runtime.region._launcher
-
-        def launcher(region: FusedRegion, *rest: Any) -> tuple[str, dict[str, Any]]:
+    def replaced(bodies: dict[str, str]) -> None:
+        def other(region: FusedRegion, text: CallText) -> tuple[str, dict[str, Any]]:
             body = bodies.get("channels last" if region.conversions else GENERATED)
             if body is None or "channels_last" in region.generated.program.name:
-                return real(region, *rest)
+                return text.source, text.scope
             return f"def run(*inputs): {body}\n", {**SCOPE, "spend": fake_time.spend, "eager": region.original}
 
-        monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
+        replace_calls(monkeypatch, other)
 
     slow(EAGER)
-    return replace_calls
+    return replaced
 
 
 SLOW = "return (spend(0.001), eager(*inputs))[1]"
@@ -578,10 +578,7 @@ def test_what_was_compared_is_told() -> None:
 
 
 def test_generated_code_that_fails_gives_way_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def launcher(region: FusedRegion, *_: object) -> tuple[str, dict[str, Any]]:
-        return "def run(*inputs): raise RuntimeError('no such kernel')\n", {}
-
-    monkeypatch.setattr("fusepass.runtime.region._launcher", launcher)
+    replace_calls(monkeypatch, lambda *_: ("def run(*inputs): raise RuntimeError('no such kernel')\n", {}))
     model, x = Net(), torch.rand(8)
     optimised = fusepass.optimize(model, tune="fast")
     with pytest.warns(FusepassWarning, match="its first run failed: no such kernel"):
