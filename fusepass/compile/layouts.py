@@ -131,8 +131,9 @@ def _within(node: fx.Node) -> tuple[fx.Node, int] | None:
 
 def _is_plain(value: object) -> bool:
     """Whether a value is a tensor of elements in memory as they are."""
-    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return strided and not (value.is_conj() or value.is_neg() or value.is_quantized)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_conj() or value.is_neg() or value.is_quantized)
 
 
 def _seen(view: fx.Node, source: Any) -> Any:
