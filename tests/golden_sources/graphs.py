@@ -68,9 +68,14 @@ class _Recording(Backend):
         applied: Sequence[Application] = (),
         *,
         backward: bool = False,
+        visible: int = 0,
     ) -> Any:
         self._found.append(graph)
-        return SimpleNamespace(call=lambda arguments: graph(*arguments))
+
+        def call(arguments: Sequence[Any]) -> Any:
+            return graph(*arguments)
+
+        return SimpleNamespace(call=call, without_python=lambda: (call, ()))
 
 
 @contextmanager
