@@ -10,13 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fusepass.codegen import toolchain
-<<<<<<< HEAD
 from fusepass.codegen.cache_entry import COMPILERS
 from fusepass.codegen.instructions import NATIVE
-from fusepass.codegen.source import Source
-=======
 from fusepass.codegen.source import Source, Target
->>>>>>> pipway
 from fusepass.errors import BuildError
 
 _FORMAT = 3  # of a library's description in the cache; since the third, compilers are a part of the key by themselves
@@ -33,10 +29,9 @@ def cache_key(source: Source) -> str:
     Raises:
         BuildError: a header cannot be read.
     """
-<<<<<<< HEAD
     key = source_key(source)
     try:
-        return f"{key}{COMPILERS}{_digest(toolchain.identity(source.target))[:_COMPILERS]}"
+        return f"{key}{COMPILERS}{_digest(_translation(source))[:_COMPILERS]}"
     except BuildError:
         return key
 
@@ -55,41 +50,39 @@ def source_key(source: Source) -> str:
             "arch": source.arch,
             "entry": source.entry,
             "text": source.text,
-            "headers": _headers(source),
+            "headers": _headers(source.headers, source.text),
             "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
             "cpu": toolchain.cpu_identity() if source.arch == NATIVE else "",
         }
     )
 
 
+def _translation(source: Source) -> dict[str, object]:
+    """What translates `source`: compilers and their environment, and what NVRTC is told and includes where it is one of them.
+
+    Raises:
+        BuildError: a compiler is not installed, or a header cannot be read.
+    """
+    made_of: dict[str, object] = {"identity": toolchain.identity(source.target)}
+    if source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc:
+        made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS]
+        made_of["headers"] = _headers(toolchain.NVRTC_HEADERS, "")
+    return made_of
+
+
 def _digest(made_of: object) -> str:
-=======
-    by_nvrtc = source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc
-    more = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS] if by_nvrtc else []
-    made_of = {
-        "format": _FORMAT,
-        "torch": torch.__version__,
-        "target": source.target.value,
-        "arch": source.arch,
-        "entry": source.entry,
-        "text": source.text,
-        "headers": _headers(source, toolchain.NVRTC_HEADERS if by_nvrtc else ()),
-        "flags": [*more, *toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
-        "identity": toolchain.identity(source.target),
-    }
->>>>>>> pipway
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _headers(source: Source, more: Sequence[str]) -> dict[str, str]:
-    """Contents of the headers `source` includes, of `more`, and of those they include, by name."""
+def _headers(named: Sequence[str], text: str) -> dict[str, str]:
+    """Contents of the headers that are `named` or included by `text`, and of those they include, by name."""
     folder = toolchain.include_directory()
     found: dict[str, str] = {}
 
     def included(text: str) -> Iterator[str]:
         return (name for name in _INCLUDE.findall(text) if (folder / name).is_file())
 
-    pending = [*source.headers, *more, *included(source.text)]
+    pending = [*named, *included(text)]
     while pending:
         name = pending.pop()
         if name in found:
@@ -97,6 +90,6 @@ def _headers(source: Source, more: Sequence[str]) -> dict[str, str]:
         try:
             found[name] = (folder / name).read_text()
         except OSError as error:
-            raise BuildError(f"{source.name} includes a header that cannot be read: {error}") from error
+            raise BuildError(f"the header {name} cannot be read: {error}") from error
         pending += included(found[name])
     return found

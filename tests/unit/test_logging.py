@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 def optimised() -> nn.Module:
-    return fusepass.optimize(Net(), tune="off")
+    return fusepass.optimize(Net(), tune="off", training="eager")
 
 
 def test_loggers_hear_what_is_captured_compiled_and_refused(caplog: pytest.LogCaptureFixture) -> None:
