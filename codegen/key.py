@@ -50,7 +50,7 @@ def source_key(source: Source) -> str:
             "arch": source.arch,
             "entry": source.entry,
             "text": source.text,
-            "headers": _headers(source.headers, source.text),
+            "headers": _headers(source.name, source.headers, source.text),
             "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
             "cpu": toolchain.cpu_identity() if source.arch == NATIVE else "",
         }
@@ -66,7 +66,7 @@ def _translation(source: Source) -> dict[str, object]:
     made_of: dict[str, object] = {"identity": toolchain.identity(source.target)}
     if source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc:
         made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS]
-        made_of["headers"] = _headers(toolchain.NVRTC_HEADERS, "")
+        made_of["headers"] = _headers("NVRTC", toolchain.NVRTC_HEADERS, "")
     return made_of
 
 
@@ -74,7 +74,7 @@ def _digest(made_of: object) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _headers(named: Sequence[str], text: str) -> dict[str, str]:
+def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
     """Contents of the headers that are `named` or included by `text`, and of those they include, by name."""
     folder = toolchain.include_directory()
     found: dict[str, str] = {}
@@ -90,6 +90,6 @@ def _headers(named: Sequence[str], text: str) -> dict[str, str]:
         try:
             found[name] = (folder / name).read_text()
         except OSError as error:
-            raise BuildError(f"the header {name} cannot be read: {error}") from error
+            raise BuildError(f"{whose} includes a header that cannot be read: {error}") from error
         pending += included(found[name])
     return found

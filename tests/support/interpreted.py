@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,16 +25,17 @@ from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.source import Source
-from fusepass.runtime.region import FusedRegion, Result
+from fusepass.runtime.call_text import CallText
+from fusepass.runtime.region import FusedRegion
 from tests.support.interpret import STORAGE, Array, interpret
 
 
 class _OriginalRegion(FusedRegion):
     """A region whose call runs its ATen operators."""
 
-    @property
-    def run(self) -> Callable[..., Result]:
-        return self.original
+    @functools.cached_property
+    def _text(self) -> CallText:
+        return CallText("def run(*inputs): return region.original(*inputs)\n", {"__name__": "fusepass.generated"}, None)
 
 
 @contextlib.contextmanager

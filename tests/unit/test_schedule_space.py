@@ -28,7 +28,7 @@ from fusepass.runtime.call_text import CallText
 from fusepass.runtime.region import FusedRegion
 from tests.support import kernels as k
 from tests.support.calls import replace_calls
-from tests.support.fake_time import FakeTime
+from tests.support.fake_time import FakeTime, Told
 from tests.support.regions import region
 
 H200 = DeviceFacts.h200()
@@ -95,7 +95,7 @@ def spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int,
     monkeypatch.setattr(rule, "_LEAST_SECONDS", dict.fromkeys(rule._LEAST_SECONDS, 0.0))
     monkeypatch.setattr(schedules, "_MOST", {"fast": 2, "max": 4})
     fake, seconds = FakeTime(), {-1: 1e-2}
-    monkeypatch.setattr(measure, "clock", lambda device: lambda call: clock(call))
+    monkeypatch.setattr(measure, "clock", lambda device: Told(clock))
 
     def clock(call: Callable[[], object]) -> float:
         fake.spent = seconds[-1]
