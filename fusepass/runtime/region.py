@@ -246,7 +246,9 @@ class FusedRegion:
         if self.run is scope["launch"]:
             return made
         run: Any = self.run
-        return types.FunctionType(run.__code__, {**scope, "launch": made}, run.__name__, run.__defaults__)
+        names = {**scope, "launch": made}
+        names["run"] = types.FunctionType(run.__code__, names, run.__name__, run.__defaults__)
+        return names["run"]  # type: ignore[no-any-return]
 
     def checked(self, *inputs: torch.Tensor) -> Result:
         """As the call, for arguments from anywhere.

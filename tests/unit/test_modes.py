@@ -102,4 +102,4 @@ def test_a_mode_stands_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
             compiled(nn.Sequential(nn.GELU(), nn.Softmax(1)), mode)(torch.rand(3, 5))
         with pytest.raises(Exception, match=r"mode is 'fastest'; allowed is one of default, reduce-overhead"):
             compiled(nn.GELU(), "fastest")(torch.rand(3, 5))
-    assert seen == [("fast", False), ("fast", True), ("max", True), ("max", False)]
+    assert seen == [("fast", "auto"), ("fast", True), ("max", True), ("max", False)]

@@ -284,7 +284,9 @@ def test_a_region_that_does_not_fit_runs_as_its_operators_and_says_so() -> None:
     """720 is what CUDA calls a cooperative launch that is too large."""
     generated = SimpleNamespace(source=SimpleNamespace(target=Target.CUDA))
     counter = FallbackCounter()
-    region: Any = SimpleNamespace(name="norm", generated=generated, fallbacks=counter, original=torch.neg, written={})
+    region: Any = SimpleNamespace(
+        name="norm", generated=generated, fallbacks=counter, original=torch.neg, written={}, inputs=("x",)
+    )
     with pytest.warns(FusepassWarning, match="norm runs as the original operators: blocks that share a row do not fit"):
         assert _failed(region, 720, (torch.ones(()),)) == -1
     assert counter.total == 1
