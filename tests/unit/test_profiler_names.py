@@ -45,6 +45,7 @@ def test_each_region_is_seen_once_by_its_name(without_python: bool, monkeypatch:
 
 
 def test_regions_of_a_compiled_step_are_seen() -> None:
+    torch._dynamo.reset()
     compiled = torch.compile(model().train(), backend="fusepass", options={"tune": "off"})
     x = torch.rand(4, 8, requires_grad=True)
     compiled(x).sum().backward()
