@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-TORCH ?= torch
+TORCH ?= torch==2.13.*
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -53,7 +53,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# TORCH names another version than the newest that fits, such as one of which there is a build without CUDA: 'torch==2.13.*'.
+# TORCH is the PyTorch that the tests' expectations are written for; `make test-torch` tries others.
 # The stamps are newer than pyproject.toml once its dependencies are installed; the second covers the first. Python compiles
 # a module as it is imported: most of what comes with PyTorch never is.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
