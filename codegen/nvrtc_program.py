@@ -50,9 +50,10 @@ def _compiled(
     from cuda.bindings import nvrtc
 
     def read(size: Any, get: Any) -> bytes:
-        read: bytes = b" " * size(program)[1]  # which is written into
+        length: int = size(program)[1]
+        read = bytes(length + 1)  # which is written into: of two bytes at least, as Python has each of one byte but once
         get(program, read)
-        return read
+        return read[:length]
 
     names, contents = [name.encode() for name in headers], [header.encode()] * len(headers)
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", len(names), contents, names)
