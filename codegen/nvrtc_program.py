@@ -51,7 +51,8 @@ def _compiled(
 
     def read(size: Any, get: Any) -> bytes:
         length: int = size(program)[1]
-        read = bytes(length + 1)  # which is written into: of two bytes at least, as Python has each of one byte but once
+        # It is written into, so it has two bytes at least: Python has each of one byte but once.
+        read = bytes(length + 1)
         get(program, read)
         return read[:length]
 

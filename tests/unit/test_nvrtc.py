@@ -65,6 +65,8 @@ def test_a_source_compiles(group: str, workload: Workload, tmp_path: Path) -> No
     assert [*named] == re.findall(r"^__global__ .*? (\w+)\($", source.text, re.MULTILINE)
     assert all(name.encode() in image for name in named.values())
     assert image.startswith(b"\x7fELF")
+    # Bytes of one character, which Python shares, are as they were: an empty log is one byte.
+    assert [chr(number).encode("latin-1")[0] for number in range(256)] == [*range(256)]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
