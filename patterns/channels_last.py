@@ -15,6 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusepass.codegen.lowering.formats import channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.patterns.analysis.layout import BATCH_NORMALISATIONS
 from fusepass.patterns.effects import is_random, writes
@@ -78,7 +79,7 @@ class _Layouts:
                 image, *others = node.args
                 others = fx.map_arg(others, self.as_before)
                 node.args = (image if _is_last(image) else self._clone(image, torch.channels_last), *others)  # type: ignore[arg-type]
-                self._set(node, _last(self._was[node]))
+                self._set(node, channels_last(self._was[node]))
             elif self._changed.intersection(node.all_input_nodes):
                 value = _value(node)
                 if value is None:
@@ -136,7 +137,10 @@ def _value(node: fx.Node) -> Any:
     try:
         value = infer(target, node.args, node.kwargs, torch.device("cpu"))
         if target in BATCH_NORMALISATIONS and _is_last(node.args[0]):
-            return (_last(value[0]), *value[1:])  # kernels of other devices, which infer asks, give another layout
+            return (
+                channels_last(value[0]),
+                *value[1:],
+            )  # kernels of other devices, which infer asks, give another layout
         return value
     except (RuntimeError, IndexError, ValueError):  # a view that there is not, in this layout
         return None
@@ -153,10 +157,10 @@ def _is_last(node: Any) -> bool:
     return bool(node.meta["val"].is_contiguous(memory_format=torch.channels_last))
 
 
-def _last(value: torch.Tensor) -> torch.Tensor:
-    batch, channels, height, width = value.shape
-    strides = (height * width * channels, 1, width * channels, channels)
-    return Spec.described((batch, channels, height, width), strides, value.dtype, value.device)
+def channels_last(value: torch.Tensor) -> torch.Tensor:
+    """The description of `value` if its channels were neighbours."""
+    shape = tuple(value.shape)
+    return Spec.described(shape, channels_last_strides(shape), value.dtype, value.device)
 
 
 def _is_static(value: torch.Tensor) -> bool:

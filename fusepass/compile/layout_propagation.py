@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides, is_channels_last
+from fusepass.codegen.lowering.formats import AnchorFormat, is_channels_last
 from fusepass.codegen.lowering.tracer import Spec
+from fusepass.patterns.channels_last import channels_last
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.partition import Region
 
@@ -42,7 +42,7 @@ def hand_over(regions: Sequence[Region], formats: Mapping[str, AnchorFormat]) ->
         allowed = all(_reads_any_layout(user, node, readers, inside) for user in users)
         if wanted and allowed and type(value) is Spec and not is_channels_last(value.shape, value.stride()):
             changed[node] = value
-            node.meta["val"] = _channels_last(value)
+            node.meta["val"] = channels_last(value)
     return changed
 
 
@@ -51,8 +51,3 @@ def _reads_any_layout(user: fx.Node, value: fx.Node, readers: set[fx.Node], insi
         return [arg for arg in user.all_input_nodes if arg is value] == [value] and user.args[0] is value
     target = user.target
     return user in inside and isinstance(target, OpOverload) and direct_class(target) is OpClass.POINTWISE
-
-
-def _channels_last(value: Spec) -> Spec:
-    strides = channels_last_strides(value.shape)
-    return Spec.of(torch.empty_strided(value.shape, strides, dtype=value.dtype, device="meta"), value.device)

@@ -86,6 +86,12 @@ class CompiledGraph:
     fallbacks: FallbackCounter
 
     @property
+    def calls(self) -> int:
+        """Regions, and operators that run as they were."""
+        fused = sum(region.state is RegionState.FUSED for region in self.report.regions)
+        return self.report.ops_total - self.report.ops_fused + fused
+
+    @property
     def graph_module(self) -> fx.GraphModule:
         """Takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
         traced, compiled and exported.

@@ -16,7 +16,7 @@ from fusepass.dispatch.inline import Inline
 from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
 from fusepass.report.report import RegionState, Report
-from fusepass.runtime.fast_path import MISSED, Form, awaited, types
+from fusepass.runtime.fast_path import MISSED, Form, types
 from fusepass.runtime.memory import overlaps_written
 from fusepass.runtime.replay import CudaGraphs, Replay
 from fusepass.runtime.replay_trial import ReplayTrial
@@ -26,9 +26,6 @@ from fusepass.structure import KeyPath, Template
 _WORTH = 5e-6
 """Seconds a call that rewrites alone have to save, by the model of costs, for the graph to run instead of the original: what its guards
 take, or a launch. Attention of one query, written out, is two launches less."""
-
-_MANY = 8
-"""Calls in a graph from which on a replay is quicker than launches, with Python or without it."""
 
 
 class Specialisation:
@@ -58,11 +55,11 @@ class Specialisation:
         "_call",
         "_finish",
         "_form",
-        "_launches",
         "_may_be_quick",
         "_model",
         "_plain",
         "_sizes",
+        "_without_python",
         "arity",
         "bind",
         "captured",
@@ -108,7 +105,7 @@ class Specialisation:
         ]
         self._apart: list[int] = []  # where arguments lay that share nothing that is written
         self._plain = self._call
-        self._launches: tuple[Callable[..., Any], Sequence[int]] | None = None
+        self._without_python: tuple[Callable[..., Any], Sequence[int]] | None = None
         self.replay = self._replay(tensors, asked=cuda_graphs is True) if cuda_graphs else None
         if isinstance(self.replay, Replay):
             self._call = self.replay
@@ -135,8 +132,7 @@ class Specialisation:
         reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph_module.graph, arguments)
         if reason is not None:
             return f"not used: {reason}"
-        calls = sum(node.op == "call_function" for node in self.compiled.graph_module.graph.nodes)
-        trial = None if asked else ReplayTrial(lambda: calls >= _MANY or not awaited())
+        trial = None if asked else ReplayTrial.of(self.compiled.calls)
         return Replay(
             self._plain, len(self.captured.states), self.written, CudaGraphs(arguments[0].device),
             self.compiled.report.model, trial, self._launch,
@@ -144,12 +140,16 @@ class Specialisation:
 
     def _launch(self, *arguments: torch.Tensor) -> Any:
         """As `_plain`, with as little Python as calls take once nothing is tried any more."""
-        if self._launches is None:
-            if types() is None or self._plain is not self.compiled.call:
-                return self._plain(*arguments)
-            self._launches = self.compiled.without_python()
-        run, positions = self._launches
+        if types() is None or self._plain is not self.compiled.call:
+            return self._plain(*arguments)
+        run, positions = self._launches()
         return run(*[arguments[position] for position in positions])
+
+    def _launches(self) -> tuple[Callable[..., Any], Sequence[int]]:
+        """The graph without Python, and which arguments it takes; made once."""
+        if self._without_python is None:
+            self._without_python = self.compiled.without_python()
+        return self._without_python
 
     def _pays(self) -> bool:
         fused = any(region.state is RegionState.FUSED for region in self.compiled.report.regions)
@@ -174,7 +174,7 @@ class Specialisation:
         run: Callable[..., Any] = self._call
         positions: Sequence[int] = range(len(self._sizes))
         if run is self.compiled.call:
-            run, positions = self.compiled.without_python()
+            run, positions = self._launches()
         finish = None if self._finish is _first else self._finish
         return self.signature.quick(self._form, run, positions, finish, tuple(sorted(self.written)), tuple(self._sizes))
 

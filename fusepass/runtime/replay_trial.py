@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fusepass.runtime.fast_path import awaited
+
 _SAMPLES = 3
+_MANY = 8
+"""Calls in a graph from which on a replay is quicker than launches, with Python or without it."""
 _HIDDEN = 1.15
 """How much longer than the host a device may take and still be thought to wait for it."""
 _WORTH = 0.95
@@ -39,6 +43,11 @@ class ReplayTrial:
     verdict: str | None = None
     _launched: list[Pending] = field(default_factory=list)
     _replayed: list[Pending] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, calls: int) -> ReplayTrial:
+        """The trial of a graph of so many calls, which begins once the library is there by which few are quicker than a replay."""
+        return cls(lambda: calls >= _MANY or not awaited())
 
     def replays(self) -> bool:
         """Whether the next call is to be replayed."""

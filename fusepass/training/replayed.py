@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fusepass.compile.pipeline import CompiledGraph
-from fusepass.runtime.fast_path import awaited
+from fusepass.patterns.aliasing import written
 from fusepass.runtime.replay import CudaGraphs, Graphs, Replay
 from fusepass.runtime.replay_trial import ReplayTrial
 from fusepass.runtime.replayable import obstacle, unasked_obstacle
@@ -49,10 +49,10 @@ class _Replayed(Run):
         nodes = compiled.before.graph.find_nodes(op="placeholder")
         states = sorted(static)
         self._order = [*states, *(number for number in range(len(nodes)) if number not in {*states})]
-        written = frozenset(self._order.index(nodes.index(target)) for target in _written(compiled.before.graph))
-        trial = None if asked else ReplayTrial(lambda: not awaited())
+        places = frozenset(self._order.index(nodes.index(target)) for target in _written(compiled.before.graph))
+        trial = None if asked else ReplayTrial.of(compiled.calls)
         launch = self._with(lambda values: super(_Replayed, self).best()[0](values))
-        self._replay = Replay(self._with(compiled.call), len(states), written, graphs, name, trial, launch)
+        self._replay = Replay(self._with(compiled.call), len(states), places, graphs, name, trial, launch)
 
     def best(self) -> tuple[Call, bool]:
         if self._replay.settled and not self._replay.used:
@@ -78,5 +78,4 @@ class _Replayed(Run):
 
 def _written(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders that the graph writes."""
-    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    return [copy.args[0] for copy in copies if isinstance(copy.args[0], fx.Node) and copy.args[0].op == "placeholder"]
+    return [target for node in graph.nodes for target in written(node) if target.op == "placeholder"]
