@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusepass.runtime.fast_path import wait
 from fusepass.training import backend, calls
@@ -26,6 +27,13 @@ def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(backend, "DECOMPOSITIONS", DECOMPOSITIONS | BENDS)
     torch._dynamo.reset()
     wait()
+
+
+class _Watch(TorchDispatchMode):
+    """A mode that does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def _compiled(model: Any) -> Any:
@@ -121,7 +129,9 @@ def test_what_is_saved_and_written_is_noticed(written: str) -> None:
                 result.sum().backward()
 
 
-def test_sizes_that_came_before_are_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", ["plain", "watched"])
+def test_sizes_that_came_before_are_not_described_again(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where AOTAutograd watches the first call by a mode, as it does for custom operators."""
     model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.LayerNorm(5))
     twin = copy.deepcopy(model)
     run = torch.compile(model, backend=Backend("graph", {"tune": "off"}), dynamic=True)
