@@ -80,7 +80,9 @@ class _Like:
     def __init__(self, arguments: Sequence[Any], positions: Sequence[int]) -> None:
         tensors = [i for i in positions if isinstance(arguments[i], torch.Tensor)]
         others = [i for i in positions if i not in tensors]
-        with torch._C._DisableTorchDispatch():  # AOTAutograd watches some first calls by a mode, which guards would ask of later ones
+        with (
+            torch._C._DisableTorchDispatch()
+        ):  # AOTAutograd watches some first calls by a mode, which guards would ask of later ones
             guards = _Guards(*(arguments[i] for i in tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None)
         self._check = guards.check
         self._all = tensors == list(range(len(arguments)))
@@ -268,7 +270,9 @@ class PerShape:
         signature = tuple(map(_shape_key, arguments))
         found = self._made.get(signature) or self._new(signature, arguments)
         if found is not None:
-            others = [pair for pair in self._recent if pair[1] is not found]  # another thread may have had the same sizes
+            others = [
+                pair for pair in self._recent if pair[1] is not found
+            ]  # another thread may have had the same sizes
             self._recent = ((_Like(arguments, self._compared), found), *others[: _MOST_RECENT - 1])
             return found(arguments)
         self.unfused.count(f"called with more than {self._limit} sets of sizes; the option max_signatures allows more")
