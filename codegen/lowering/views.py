@@ -192,9 +192,13 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
         return part.at((*c[:axis], place, *c[axis + 1 :]))
 
     starts = [*accumulate((part.shape[axis] for part in typed), initial=0)]
+    ranges = [*zip(starts, starts[1:], typed, strict=False)]
 
     def at(c: Coordinates) -> Expr:
-        pieces = [Piece(start, within(part, c, start)) for start, part in zip(starts, typed, strict=False)]
+        # Pieces of pieces would be without number, if those were looked at that a slice leaves out.
+        low, high = c[axis].bounds
+        reached = [each for each in ranges if each[0] <= high and low < each[1]] or ranges[:1]
+        pieces = [Piece(start, within(part, c, start)) for start, _, part in reached]
         return chosen(context.builder, c[axis], pieces)
 
     return context.tensor(value.shape, target, at, windowed=any(part.windowed for part in typed))

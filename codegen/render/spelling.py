@@ -61,6 +61,7 @@ class Identifiers:
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
+        self._first: dict[str, int] = {}  # for each hint: all smaller numbers are taken
 
     def exact(self, name: str) -> str:
         """`name` made an identifier, changed only as far as needed to be legal and new."""
@@ -71,15 +72,16 @@ class Identifiers:
 
     def numbered(self, hint: str) -> str:
         """`hint` with the first number that makes it new."""
-        number = 0
+        number = self._first.get(hint, 0)
         while not self._free(f"{hint}_{number}"):
             number += 1
+        self._first[hint] = number + 1
         return self._take(f"{hint}_{number}")
 
     def copy(self) -> Identifiers:
         """A scope below this one: what it hands out stays free here."""
         other = Identifiers()
-        other._taken = set(self._taken)
+        other._taken, other._first = set(self._taken), dict(self._first)
         return other
 
     def _free(self, name: str) -> bool:

@@ -109,3 +109,18 @@ def test_functions_of_what_is_loaded_are_alike() -> None:
     assert not alike(builder.apply(Op.MUL, x, two), builder.apply(Op.ADD, y, two))
     assert not alike(x, half)
     assert not alike(x, builder.apply(Op.NEG, y))
+
+
+def test_pieces_that_a_slice_leaves_out_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = torch.cat([torch.tanh(x), x], 1)[:, :8]
+        return x + 1
+
+    applied: list[Op] = []
+    apply = Builder.apply
+    monkeypatch.setattr(
+        Builder, "apply", lambda self, op, *args, **kwargs: applied.append(op) or apply(self, op, *args, **kwargs)
+    )
+    region(nested, torch.randn(2, 8))
+    assert sum(op is Op.TANH for op in applied) == 40

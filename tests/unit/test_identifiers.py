@@ -59,3 +59,16 @@ def test_a_replayed_call_reads_a_buffer_of_any_name(name: str) -> None:
     x = np.linspace(-1, 1, 1_001, dtype=np.float32)
     results = emulate(program, replace(source, entry=source.replay), {name: x})
     np.testing.assert_array_equal(results["y"], x + 1 + 1)
+
+
+def test_a_name_is_not_looked_for_among_all_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    free = Identifiers._free
+    monkeypatch.setattr(Identifiers, "_free", lambda self, name: looks.append(name) or free(self, name))
+    names = Identifiers()
+    names.exact("v_3")
+    found = [names.numbered("v") for _ in range(200)]
+    assert found == [f"v_{number}" for number in range(201) if number != 3]
+    below = names.copy()
+    assert (below.numbered("v"), names.numbered("v")) == ("v_201", "v_201")
+    assert len(looks) <= 210
