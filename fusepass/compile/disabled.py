@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from fusepass.autotune.whole_graph import WHOLE_GRAPH
 from fusepass.codegen.generate import TEAMS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
@@ -20,7 +21,15 @@ def warn_of_unknown_names() -> None:
     disabled = current().disable - _told
     if not disabled:
         return
-    known = {*(rule.name for rule in RULES), COMMON_SUBEXPRESSION, *pattern_names(), CHANNELS_LAST, TEAMS, ALL}
+    known = {
+        *(rule.name for rule in RULES),
+        COMMON_SUBEXPRESSION,
+        *pattern_names(),
+        CHANNELS_LAST,
+        WHOLE_GRAPH,
+        TEAMS,
+        ALL,
+    }
     for name in sorted(disabled - known):
         _told.add(name)
         near = get_close_matches(name, known, n=1)

@@ -19,6 +19,7 @@ from fusepass.autotune.candidates import Begin, build_candidates, generate_candi
 from fusepass.autotune.layout import chosen_layout
 from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
+from fusepass.autotune.whole_graph import leave_out
 from fusepass.autotune.work import Work
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
@@ -163,10 +164,14 @@ def compile_graph(
         parts = partition(graph)
     if parts.regions and current().jobs >= _PLENTY:
         fast_path.begin()
-    works, fused = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
+    works, fused, layouts = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
         _tell(work, counter)
         remember(work, forms)
+    with clock.stage("whole graph", waits=True):
+        leave_out(graph, works, functools.partial(_spliced, graph, fused), apart=not layouts)
+    if layouts and not any(work.state is RegionState.FUSED for work in works):
+        _put_back(layouts)
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
@@ -252,8 +257,9 @@ def _fused(
     *,
     exact: bool,
     handing: bool = True,
-) -> tuple[list[Work], dict[str, FusedRegion]]:
-    """What became of each region, and those that can be called; `handing` lets one write as the next one reads."""
+) -> tuple[list[Work], dict[str, FusedRegion], dict[fx.Node, Any]]:
+    """What became of each region, those that can be called, and results that lie otherwise now: `handing` lets a region write as the next
+    one reads."""
     with clock.stage("generate"), build.threads_soon():
         works, layouts = generated(graph, regions, forms, exact=exact, handing=handing, begin=build.begin)
     first = [work for work in works if work.like is None]
@@ -274,11 +280,25 @@ def _fused(
                 choose(work, loaded[work.region.name])
     if layouts and any(work.state is not RegionState.FUSED for work in works):
         # Operators that run as they were would pass on a layout that is not theirs.
-        for node, value in layouts.items():
-            node.meta["val"] = value
+        _put_back(layouts)
         return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
-    return works, {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
+    fused = {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
+    return works, fused, layouts
+
+
+def _put_back(layouts: Mapping[fx.Node, Any]) -> None:
+    """Describe results as they were before regions were to hand them over."""
+    for node, value in layouts.items():
+        node.meta["val"] = value
+
+
+def _spliced(graph: fx.GraphModule, fused: Mapping[str, FusedRegion], works: Sequence[Work]) -> Callable[..., Any]:
+    """`graph` with the regions of `works` fused and no others, as a function."""
+    calls = {work.region.name: fused[work.region.name].run for work in works}
+    made = splice(graph, [work.region for work in works], edges(works, fused), calls)
+    made.real_recompile()
+    return made.forward
 
 
 def generated(

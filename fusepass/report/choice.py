@@ -26,6 +26,7 @@ class Choice:
         check: what came of comparing results with the operators', in words; None where they were not compared.
         dropped: candidates that may not be used, by name, and why: above all those with other results.
         disturbed: whether other work on the machine kept interrupting the trial; such a choice is not kept on disk.
+        overruled: why the region runs as its own operators although its trial chose otherwise; None where it does not.
     """
 
     chosen: str = GENERATED
@@ -37,6 +38,7 @@ class Choice:
     check: str | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     disturbed: bool = False
+    overruled: str | None = None
 
     @property
     def leaves_eager(self) -> bool:
@@ -49,7 +51,11 @@ class Choice:
         return self.leaves_eager and bool(self.dropped) and not self.seconds
 
     def __str__(self) -> str:
-        parts = [self._decision(), *([self.check] if self.check else [])]
+        parts = [
+            *([f"left to eager: {self.overruled}"] if self.overruled else []),
+            self._decision(),
+            *([self.check] if self.check else []),
+        ]
         parts += [f'"{name}" is not used: {reason}' for name, reason in self.dropped]
         return "; ".join(parts)
 
@@ -58,7 +64,7 @@ class Choice:
         if not times:
             return f'chosen "{self.chosen}": not measured, {self.reason}'
         how = "measured earlier" if self.recorded else "measured"
-        left = "left to eager: " if self.leaves_eager else ""
+        left = "left to eager: " if self.leaves_eager and not self.overruled else ""
         doubt = f"undecided, {self.reason}; " if self.reason else ""
         bounds = " ({:.2f} to {:.2f})".format(*self.interval) if self.interval[1] else ""
         speed = f"generated code runs at {self.speedup:.2f}x eager in the median round{bounds}"
