@@ -73,6 +73,7 @@ class Forms:
     Attributes:
         choices: what was measured for libraries that serve several sizes, kept for those who measure.
         candidates: names of what was chosen for regions at the sizes so far, kept for those who choose.
+        left_out: by their regions and bytes, which regions of whole graphs run as their own operators, and why.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class Forms:
         self._round = 0
         self.choices: dict[tuple[str, int], Any] = {}
         self.chosen: dict[tuple[object, ...], str] = {}
+        self.left_out: dict[tuple[object, ...], tuple[frozenset[str], str]] = {}
         self._lock = threading.RLock()
 
     def next_round(self) -> None:

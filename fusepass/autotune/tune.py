@@ -119,7 +119,7 @@ def reuse(work: Work, forms: Forms) -> None:
 
 def chosen_earlier(work: Work, forms: Forms) -> str | None:
     """The name of the candidate that was chosen for the same region at other sizes."""
-    return forms.chosen.get(_kind_of_region(work))
+    return forms.chosen.get(kind_of_region(work))
 
 
 def remember(work: Work, forms: Forms) -> None:
@@ -129,7 +129,7 @@ def remember(work: Work, forms: Forms) -> None:
     """
     if work.candidate is None or work.reason is not None:
         return
-    forms.chosen[_kind_of_region(work)] = work.candidate.name
+    forms.chosen[kind_of_region(work)] = work.candidate.name
     decided = work.choice is not None and work.choice.reason in (None, _untimed())
     if decided and work.candidate.generated.general is not None:
         forms.choices[_kind_of_library(work)] = work.choice
@@ -139,7 +139,7 @@ def _kind_of_library(work: Work) -> tuple[str, int]:
     return work.candidates[0].generated.source.text, work.region.bytes_before.bit_length()
 
 
-def _kind_of_region(work: Work) -> tuple[object, ...]:
+def kind_of_region(work: Work) -> tuple[object, ...]:
     """What sizes do not change about a region."""
     values = [node.meta["val"] for node in work.region.inputs]
     kinds = [(value.dtype, value.dim()) for value in values]

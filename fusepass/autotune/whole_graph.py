@@ -14,7 +14,9 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from fusepass.autotune.graph_trial import Call, seconds_of, times_decide
+from fusepass.autotune.tune import kind_of_region
 from fusepass.autotune.work import Work
+from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import source_key
 from fusepass.config import current
 from fusepass.patterns.aliasing import is_view
@@ -33,7 +35,12 @@ _WORTH = 0.97
 
 
 def leave_out(
-    graph: fx.GraphModule, works: Sequence[Work], spliced: Callable[[Sequence[Work]], Call], *, apart: bool = True
+    graph: fx.GraphModule,
+    works: Sequence[Work],
+    spliced: Callable[[Sequence[Work]], Call],
+    forms: Forms,
+    *,
+    apart: bool = True,
 ) -> None:
     """Let regions run as their own operators where the whole graph was measured to be faster so.
 
@@ -43,11 +50,26 @@ def leave_out(
         graph: simplified.
         works: its regions; choices of those that are left out are overruled.
         spliced: makes a function of the graph's arguments in which only the given regions are fused.
+        forms: what was found for other sizes; of about as many bytes it holds for these.
         apart: whether a region may run as its operators while others are fused.
     """
     fused = [work for work in works if work.state is RegionState.FUSED]
     if not times_decide() or not current().allows(WHOLE_GRAPH) or not _can_be_tried(graph.graph, fused):
         return
+    moved = sum(work.region.bytes_before for work in fused)
+    kind = (*map(kind_of_region, fused), moved.bit_length())
+    if kind not in forms.left_out:
+        forms.left_out[kind] = _left_out(graph, fused, spliced, apart=apart)
+    names, why = forms.left_out[kind]
+    for work in fused:
+        if work.region.name in names and work.choice is not None:
+            work.choice = replace(work.choice, chosen=EAGER, overruled=why)
+
+
+def _left_out(
+    graph: fx.GraphModule, fused: Sequence[Work], spliced: Callable[[Sequence[Work]], Call], *, apart: bool
+) -> tuple[frozenset[str], str]:
+    """The names of the regions that are not worth it, and why."""
     unmeasured = [work for work in fused if work.choice is None]
     strong = [work for work in fused if work.choice is None or work.choice.speedup >= _GAIN]
     sets: dict[str, Sequence[Work]] = {_ALL: fused, _NONE: unmeasured}
@@ -60,15 +82,11 @@ def leave_out(
     seconds = seconds_of(
         "regions of the whole graph", graph, lambda: {name: spliced(sets[name]) for name in sets}, depends
     )
-    if seconds is None:
-        return
-    best = min(sets, key=seconds.__getitem__)
-    if seconds[best] > _WORTH * seconds[_ALL]:
-        return
+    best = min(sets, key=seconds.__getitem__) if seconds is not None else _ALL
+    if seconds is None or seconds[best] > _WORTH * seconds[_ALL]:
+        return frozenset(), ""
     times = ", ".join(f"with {name} {1e3 * seconds[name]:.3g} ms" for name in sets)
-    for work in fused:
-        if work not in sets[best] and work.choice is not None:
-            work.choice = replace(work.choice, chosen=EAGER, overruled=f"the whole graph takes {times}")
+    return frozenset(work.region.name for work in fused if work not in sets[best]), f"the whole graph takes {times}"
 
 
 def _can_be_tried(graph: fx.Graph, fused: Sequence[Work]) -> bool:

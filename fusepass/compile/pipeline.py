@@ -169,7 +169,7 @@ def compile_graph(
         _tell(work, counter)
         remember(work, forms)
     with clock.stage("whole graph", waits=True):
-        leave_out(graph, works, functools.partial(_spliced, graph, fused), apart=not layouts)
+        leave_out(graph, works, functools.partial(_spliced, graph, fused), forms, apart=not layouts)
     if layouts and not any(work.state is RegionState.FUSED for work in works):
         _put_back(layouts)
     with clock.stage("splice"):
