@@ -16,7 +16,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
 STAGES = 3
@@ -49,18 +49,18 @@ def weights_of_tile(windows: tuple[TileWindow, ...]) -> int:
     return prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
 
 
-def weights_of_iteration(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
+def weights_of_iteration(windows: tuple[TileWindow, ...], plan: DeepTile) -> int:
     """Room for what the tiles of an iteration are multiplied by, in numbers: whole vectors of 16 bytes."""
     return ceil(plan.parts * weights_of_tile(windows), 4) * 4
 
 
-def exchanged_bytes(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
+def exchanged_bytes(windows: tuple[TileWindow, ...], plan: DeepTile) -> int:
     """Room for what the other parts of a block hand to the first."""
     others = (plan.parts - 1) * plan.threads // plan.parts
     return others * plan.unroll * plan.width * len(windows) * windows[0].window.dtype.nbytes
 
 
-def keeps_weights(windows: tuple[TileWindow, ...], plan: Schedule) -> bool:
+def keeps_weights(windows: tuple[TileWindow, ...], plan: DeepTile) -> bool:
     """Whether a thread reads once what a tile is multiplied by, rather than for each row of results."""
     weights, results = weights_of_tile(windows), plan.width * plan.unroll * len(windows)
     return plan.unroll > 1 and weights <= _WEIGHTS and weights + results <= _HELD
@@ -70,7 +70,7 @@ def has_deep_windows(kernel: Kernel) -> bool:
     return any(isinstance(node, Window) and len(node.axes) > 2 for node in kernel.nodes)
 
 
-def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> DeepTile | None:
     """The output tiles that take the least time by an estimate; None where windows are not deep, or nothing fits."""
     return min(_plans(kernel, program, facts, aligned), key=lambda pair: pair[1], default=(None, 0.0))[0]
 
@@ -114,7 +114,7 @@ def _taken(window: TileWindow) -> int:
     return sum(map(there, spots))
 
 
-def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[Schedule, float]]:
+def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[DeepTile, float]]:
     """All output tiles that fit, each with the cycles that it takes."""
     image = kernel.rows[-2:]
     windows = deep_windows(kernel, program, image) if len(image) == 2 else ()
@@ -137,13 +137,13 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
                 if lanes * groups * planes * parts < THREADS[0]:
                     continue
                 blocks = images // planes * output_tiles
-                plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes * parts, blocks, image=image)
-                found = _finished(work, replace(plan, planes=planes, parts=parts, tile_height=tile_height))
+                plan = DeepTile(width, unroll, lanes, groups * planes * parts, blocks, image=image, parts=parts)
+                found = _finished(work, replace(plan, planes=planes, tile_height=tile_height))
                 if found is not None:
                     yield found
 
 
-def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
+def _finished(work: _Work, plan: DeepTile) -> tuple[DeepTile, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, window, count = work.facts, work.window, len(work.windows)
     results, nbytes = plan.width * plan.unroll, window.window.dtype.nbytes
@@ -172,7 +172,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 
-def _iteration(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
+def _iteration(work: _Work, plan: DeepTile, shape: TileShape) -> tuple[float, float]:
     """The instructions of a thread for a tile without its copies, and the cycles in which a warp's share of it is read from shared memory."""
     (below,), kept = work.window.below, keeps_weights(work.windows, plan)
     rows = (plan.unroll - 1) * below.steps[0] + work.window.taps[0].size

@@ -11,7 +11,10 @@ from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE, output_tiles, patches_of_image
 from fusepass.codegen.schedule.output_tile_work import CLOCK, SHARP, instructions
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import shape_of
 
 _LAUNCH = 3e-6  # seconds of a small kernel that merges what pieces gave
@@ -60,7 +63,8 @@ def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -
     reduction_loops = [
         [value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops
     ]
-    stays = bool(reduction_loops) and schedule(kernel, program, facts).keep is not Keep.NOTHING
+    plan = schedule(kernel, program, facts) if reduction_loops else None
+    stays = isinstance(plan, Rows | Columns) and plan.keep is not Keep.NOTHING
     iterations = [sum(reduction_loops, values)] if stays else [each for each in (*reduction_loops, values) if each]
     seconds = _LAUNCH
     for number, iteration in enumerate(iterations):
@@ -84,7 +88,7 @@ def _of_window(window: Window, *, stays: bool) -> int:
     return prod(axis.size for axis in window.axes) * ((_SHARED_POINT if shares else _POINT) + work)
 
 
-def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[Schedule, float] | None:
+def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[WindowTile, float] | None:
     """The output tiles of `kernel`, and the seconds that they take."""
     if has_deep_windows(kernel) or not any(isinstance(node, Window) for node in kernel.nodes):
         return None

@@ -17,7 +17,7 @@ from fusepass.codegen.schedule.output_tile import LEAST_REUSE
 from fusepass.codegen.schedule.output_tile_results import vector_of_results
 from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
 STAGES = 3
@@ -41,7 +41,7 @@ _LATENCY = 3  # cycles from one of its instructions to the next
 _START = 1000  # cycles from a block's start to its first iteration, and behind its last
 
 
-def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> PlaneTile | None:
     """The output tiles that take the least time by an estimate; None where windows share too little, or nothing fits."""
     windows = plane_windows(kernel, program)
     if not facts.copies or not windows or any(window.reuse < LEAST_REUSE for window in windows):
@@ -71,7 +71,7 @@ class _Work(Work):
         return self.factors if self.factors <= _HELD else (self.factors + _HELD) // 2
 
 
-def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
+def _plans(work: _Work) -> Iterator[tuple[PlaneTile, float]]:
     """All output tiles that fit, each with the cycles that it takes."""
     z, y, x = work.kernel.rows[-3:]
     images = work.kernel.row_count // (z.size * y.size * x.size)
@@ -89,8 +89,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
             for several in divisors(images, THREADS[1] // (lanes * groups)) if output_tiles == 1 else (1,):
                 if lanes * groups * several < THREADS[0]:
                     continue
-                plan = Schedule(
-                    Walk.OUTPUT_TILE,
+                plan = PlaneTile(
                     width,
                     unroll,
                     lanes,
@@ -107,7 +106,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
                         yield found
 
 
-def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
+def _finished(work: _Work, plan: PlaneTile) -> tuple[PlaneTile, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, through = work.facts, work.planes
     shapes = work.tiles(plan.tile_height, plan.lanes * plan.width, plan.width)
@@ -140,7 +139,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
 
 
 def _iteration(
-    work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
+    work: _Work, plan: PlaneTile, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
 ) -> tuple[float, float]:
     """The instructions of a thread in an iteration without its copies, and the cycles in which a warp reads shared memory."""
     through, issued, read = work.planes, float(_TURN), 0.0
