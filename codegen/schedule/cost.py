@@ -29,7 +29,6 @@ _LAUNCH = 2.5e-6  # seconds
 # Seconds of a block: to its first load, for each load, from shared memory.
 _START, _LOAD, _SHARED = 2.7e-7, 4.5e-7, 2e-7
 _DISPATCH = 7.3e-8  # seconds from one block to the next on a multiprocessor, at least
-_ISSUE = 128 * 1.8e9  # instructions of threads that a multiprocessor executes in a second
 _COSTLY = 8.0  # instructions of a function that is none of the cheap ones
 _ACCESS = 2.7  # of a load or store, with its index
 _MERGE = 1.7  # of one step in which two lanes merge a state
@@ -65,7 +64,7 @@ class Costs:
         facts, resident = self.shape.facts, self.resident(plan)
         return (
             self._bytes(plan, resident) * (1 + _LONELY / resident) / facts.bandwidth,
-            self._instructions(plan) / (_ISSUE * facts.multiprocessors),
+            self._instructions(plan) / (facts.machine.rates.issue * facts.multiprocessors),
             max(
                 _iterations(plan, resident, facts.multiprocessors) * self._waiting(plan),
                 plan.blocks / facts.multiprocessors * _DISPATCH,

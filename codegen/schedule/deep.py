@@ -28,7 +28,6 @@ _WEIGHTS = 64  # registers that hold what a tile is multiplied by
 _HELD = 160  # registers of results, of a row and of weights, up to which weights are held
 _OTHERS = 56  # registers besides these
 _PARTS = 1, 2, 4, 8
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _WAIT = 600  # cycles of an iteration in which a warp waits for others and for what it reads, if it is alone
 _TURN = 40  # instructions of an iteration besides what is read, copied and added
 _ALONE = 3  # warps whose time is lost where few hide what others wait for
@@ -161,7 +160,7 @@ def _finished(work: _Work, plan: DeepTile) -> tuple[DeepTile, float] | None:
     iterations = prod(axis.size for axis in window.deep) // plan.parts
     issued, read = _iteration(work, plan, shape)
     issued += _COPY * (copied + fetched) + (plan.parts - 1) * results * count * 2 / iterations
-    busy = max(issued / _SCHEDULERS, read + _ACCESS * (copied + fetched))
+    busy = max(issued / facts.machine.rates.schedulers, read + _ACCESS * (copied + fetched))
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""

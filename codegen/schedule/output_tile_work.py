@@ -37,9 +37,7 @@ _MERGE = 120  # of what a thread found of a reduction over positions
 _COSTLY = 12  # of what is computed behind windows and is not cheap
 _REGISTERS = 16  # besides results, a row, and half of what is the same for all results: the rest is loaded again
 _MORE_REGISTERS = 24  # that a thread has where there is room
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
-CLOCK = 1.7e9  # cycles a second
 _NEAR = 128  # bytes that shared memory gives or takes in a cycle
 _ITEM = 24  # instructions of a strip of a row that is reduced in a turn of its own, besides those for its elements
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
@@ -163,7 +161,7 @@ class OutputTileWork(Work):
 
     def seconds(self, plan: WindowTile, tiles: Sequence[TileShape]) -> float:
         """How long it takes to go about it by `plan`, whose output tiles have such tiles."""
-        facts = self.facts
+        facts, rates = self.facts, self.facts.machine.rates
         copied = [plan.planes // tile.images * tile.vectors for tile in tiles]
         sizes = [tile.vector * below.load.dtype.nbytes for tile, (_, below) in zip(tiles, self.loads, strict=True)]
         results = plan.planes * plan.tile_height * min(plan.lanes * plan.width, self.image[1].size)
@@ -182,8 +180,8 @@ class OutputTileWork(Work):
         )
         held = facts.registers // (warps * WARP * (registers + _MORE_REGISTERS))
         resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
-        computing = warps * issued / _SCHEDULERS
-        memory = moved / (facts.bandwidth / facts.multiprocessors / CLOCK)
+        computing = warps * issued / rates.schedulers
+        memory = moved / (facts.bandwidth / facts.multiprocessors / rates.window_clock)
         near = self._near(plan, tiles) + (read + results * self.stored * (1 + plan.exchanges)) / _NEAR
         each: float = (computing**SHARP + memory**SHARP + near**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
@@ -192,7 +190,7 @@ class OutputTileWork(Work):
         cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
         # The first blocks all load, and the last ones compute, while nothing else goes on.
         cycles += min(resident, ceil(plan.blocks, facts.multiprocessors)) * min(memory, max(computing, near))
-        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / CLOCK
+        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / rates.window_clock
 
     def _sectors(self, plan: WindowTile) -> float:
         """Bytes of memory for each result that is stored: a part of a sector takes as long as all of it."""

@@ -28,7 +28,6 @@ _REGISTERS = 160  # of a thread
 _HELD = 32  # registers of weights that all stay
 _OTHERS = 40  # registers besides results, a row and weights
 _UNROLLS = 1, 2, 3, 4, 6, 8  # rows of results of a thread
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _TURN = 20  # instructions of an iteration besides what is copied, read and reduced
 _STORE = 12  # of a vector of results
 # These fit times of 179 schedules of 7 pools on an H200: of each pool the one that is taken takes 6 % longer than the fastest; one takes 24 %,
@@ -130,7 +129,9 @@ def _finished(work: _Work, plan: PlaneTile) -> tuple[PlaneTile, float] | None:
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
-        busy = max((blocks * warps + _ALONE) * max(issued / _SCHEDULERS, read), blocks * moved / _MEMORY)
+        busy = max(
+            (blocks * warps + _ALONE) * max(issued / facts.machine.rates.schedulers, read), blocks * moved / _MEMORY
+        )
         return (iterations + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
 
     full, rest = divmod(plan.blocks, resident * facts.multiprocessors)

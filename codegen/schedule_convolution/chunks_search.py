@@ -44,7 +44,6 @@ _NEIGHBOURS = 4
 _MOST_SETS = 4
 _MOST_ITERATIONS = 4
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
-_CLOCK = 1.5e9  # cycles a second of an H200 under such work
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
 
@@ -62,7 +61,7 @@ def chunk_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Chun
 def estimated_seconds(kernel: Kernel, program: Program, plan: ChunkSchedule, facts: DeviceFacts) -> float:
     """The estimated time of a kernel with few input channels."""
     samples = program.buffer(anchor_of(kernel).source).shape[0]
-    return cost_of_few(kernel, plan) * samples / facts.multiprocessors / _CLOCK
+    return cost_of_few(kernel, plan) * samples / facts.multiprocessors / facts.machine.rates.product_clock
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
