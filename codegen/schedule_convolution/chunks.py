@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, parts_apart
@@ -35,9 +36,7 @@ class ChunkSchedule(Launch):
 
     Attributes:
         on: the positions in tiles; `Tiles.extent` counts places, those of the borders of all blocks among them.
-        run: places from one block of positions to the next.
         layers: places of each position.
-        slices: for each phase, the number of products of two places each.
         origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
         rows: tiles of 16 output channels that a block works on at once.
         iterations: times that it does so for a tile of the input, each with channels of its own.
@@ -49,9 +48,7 @@ class ChunkSchedule(Launch):
         channels: of the input.
     """
 
-    run: int
     layers: int
-    slices: tuple[int, ...]
     origins: tuple[tuple[int, ...], ...]
     rows: int
     iterations: int
@@ -61,6 +58,19 @@ class ChunkSchedule(Launch):
     buffers: int
     source: Tiles | None
     channels: int
+
+    @property
+    def run(self) -> int:
+        """Places from one block of positions to the next."""
+        return BLOCK if self.neighbours else self.on.extent[-1] // (self.on.tile[-1] // BLOCK)
+
+    @cached_property
+    def slices(self) -> tuple[int, ...]:
+        """For each phase, the number of products of two places each."""
+        places = [len(phase.taps) * self.layers for phase in self.on.phases]
+        if self.by_parts:
+            return tuple(count // 2 + max(ceil(count / 4), 1) for count in places)
+        return tuple(max(ceil(count / 2), 1) for count in places)
 
     @property
     def neighbours(self) -> bool:

@@ -248,12 +248,6 @@ def _candidate(
     if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or sums > _MOST_SUMS * on.pair:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows * iterations)) * len(origins)
-    slices = tuple(
-        _product_count(len(phase.taps) * layers, parts > _sums_of_number(kernel, program)) for phase in on.phases
-    )
-    each = len(slices) // len(origins)
-    if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
-        return None
     on = replace(
         on, state_floats=state_floats(kernel, rows * iterations)
     )  # iterations may take more channels than there are
@@ -261,9 +255,7 @@ def _candidate(
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = ChunkSchedule(
         on=on,
-        run=BLOCK if are_neighbours(on.tile) else on.extent[-1] // (on.tile[-1] // BLOCK),
         layers=layers,
-        slices=slices,
         origins=origins,
         rows=rows,
         iterations=iterations,
@@ -278,6 +270,9 @@ def _candidate(
         resident=0,
         shared_bytes=0,
     )
+    each = len(plan.slices) // len(origins)
+    if len({sum(plan.slices[at : at + each]) for at in range(0, len(plan.slices), each)}) > 1:
+        return None
     shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes + plan.source_bytes
     if shared > facts.shared_bytes_per_block:
         return None
@@ -290,11 +285,6 @@ def _candidate(
         return None
     blocks = launched_blocks(facts, resident, channel_blocks, tiles // teams)
     return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
-
-
-def _product_count(places: int, by_parts: bool) -> int:
-    """Products of a phase with so many places; see `PlacesSchedule.by_parts`."""
-    return places // 2 + max(ceil(places / 4), 1) if by_parts else max(ceil(places / 2), 1)
 
 
 def _most_resident(plan: ChunkSchedule, precision: Precision) -> int:
