@@ -31,10 +31,9 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
-    launched_blocks,
+    launched,
     pair_of,
     phases_of,
-    resident_blocks,
     source_tiles,
     state_floats,
     tiles_of,
@@ -266,25 +265,18 @@ def _candidate(
         source=source_tiles(kernel, program, on) if isinstance(anchor.halves, ScaledWeights) else None,
         channels=program.buffer(anchor.source).shape[1],
         channel_blocks=channel_blocks,
-        blocks=0,
-        resident=0,
-        shared_bytes=0,
     )
     each = len(plan.slices) // len(origins)
     if len({sum(plan.slices[at : at + each]) for at in range(0, len(plan.slices), each)}) > 1:
         return None
     shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes + plan.source_bytes
-    if shared > facts.shared_bytes_per_block:
-        return None
     most, tiles = _most_resident(plan, anchor.precision), sizes[0] * prod(on.tiles)
-    resident = resident_blocks(facts, shared, most)
-    if kernel.partials and tiles < teams:  # each has a piece
+    found = launched(plan, facts, shared, most, tiles // teams)
+    if found is None or (kernel.partials and tiles < teams):  # each has a piece
         return None
     # A block for each iteration, or in the room of the weights, hides more than iterations save.
-    if iterations > 1 and (tiles < resident * facts.multiprocessors or (resident < most and _is_few(kernel, program))):
-        return None
-    blocks = launched_blocks(facts, resident, channel_blocks, tiles // teams)
-    return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
+    alone = tiles < found.resident * facts.multiprocessors or (found.resident < most and _is_few(kernel, program))
+    return None if iterations > 1 and alone else found
 
 
 def _most_resident(plan: ChunkSchedule, precision: Precision) -> int:

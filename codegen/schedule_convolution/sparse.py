@@ -111,9 +111,8 @@ class SparseSchedule(RegisterStationarySchedule):
         return DType.F32.nbytes * self.channels * self.on.pitch
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS} channels x {tile} positions"
+        channels = f"{ROWS} channels x {self.on} positions"
         return (
             f"{self.blocks} blocks, {channels}, {self.steps} sparse products of {self.lines * GROUP} columns, "
-            f"weights in registers, {self._products}"
+            f"weights in registers, {self.products}"
         )

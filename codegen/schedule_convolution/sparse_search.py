@@ -29,9 +29,8 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
-    launched_blocks,
+    launched,
     phases_of,
-    resident_blocks,
     state_floats,
     tiles_of,
 )
@@ -202,16 +201,10 @@ def _candidates(kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, li
             places=steps.places(on),
             lines=lines,
             channel_blocks=ceil(sizes[1] / ROWS),
-            blocks=0,
-            resident=0,
-            shared_bytes=0,
         )
-        shared = shared_bytes(plan)
-        if shared > facts.shared_bytes_per_block:
-            continue
-        resident = resident_blocks(facts, shared, _MOST_WARPS // warps)
-        blocks = launched_blocks(facts, resident, plan.channel_blocks, sizes[0] * prod(on.tiles))
-        yield replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
+        found = launched(plan, facts, shared_bytes(plan), _MOST_WARPS // warps, sizes[0] * prod(on.tiles))
+        if found is not None:
+            yield found
 
 
 def shared_bytes(plan: SparseSchedule) -> int:
