@@ -117,9 +117,8 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.run = (
-            names.exact("run") if self.start and self.start.run else ""
-        )  # the run of columns in which a vector lies
+        # The run of columns in which a vector lies.
+        self.run = names.exact("run") if self.start and self.start.run else ""
         self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
@@ -234,9 +233,8 @@ class Frame:
         plan = self.in_rows
         if plan is None or self.tile.loop or plan.general or plan.run or plan.team or plan.unroll == 1:
             return ""
-        others = (
-            (plan.cluster.members - 1) * plan.cluster.part if plan.cluster else 0
-        )  # vectors that are not the last block's
+        # Vectors that are not the last block's.
+        others = (plan.cluster.members - 1) * plan.cluster.part if plan.cluster else 0
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
         return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 

@@ -151,7 +151,7 @@ class ChunkSchedule(HalvedLaunch):
 
 
 def are_neighbours(tile: tuple[int, ...]) -> bool:
-    """`PlacesSchedule.neighbours` of a tile."""
+    """`ChunkSchedule.neighbours` of a tile."""
     return tile[-1] % (TOGETHER * BLOCK) == 0
 
 

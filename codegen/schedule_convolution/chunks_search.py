@@ -105,7 +105,7 @@ def _has_whole_rows(kernel: Kernel, vector: int) -> bool:
 
 
 def _vector(kernel: Kernel, program: Program) -> int:
-    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1.
+    """`ChunkSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1.
 
     Where rows are reduced, what else goes along them is the same for many of them.
     """
@@ -174,7 +174,7 @@ def _phase_blocks(kernel: Kernel) -> list[int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The phases in parts: `PlacesSchedule.origins`, and how far the border of any part reaches along each axis."""
+    """The phases in parts: `ChunkSchedule.origins`, and how far the border of any part reaches along each axis."""
 
     origins: tuple[tuple[int, ...], ...]
     reach: tuple[int, ...]
@@ -199,7 +199,7 @@ def _layers(kernel: Kernel, program: Program) -> int:
 
 
 def _sums_of_number(kernel: Kernel, program: Program) -> int:
-    """Sums for a result: as many as a number has parts, or one where products are `PlacesSchedule.by_parts`."""
+    """Sums for a result: as many as a number has parts, or one where products are `ChunkSchedule.by_parts`."""
     anchor = anchor_of(kernel)
     apart = isinstance(anchor.halves, ScaledWeights) and parts_apart(
         program.buffer(anchor.source).shape[1], anchor.parts

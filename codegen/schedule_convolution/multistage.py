@@ -61,7 +61,7 @@ class Piece:
     Attributes:
         chunk: of the input channels.
         swaps: whether it belongs to the other phase of a pair than the piece before it.
-        first, count: slices, as `StreamedSchedule.slices` lists them.
+        first, count: slices, as `MultistageSchedule.slices` lists them.
         loads: whether the input of another chunk is fetched with it.
         last: whether the results of its phases are complete behind it.
     """

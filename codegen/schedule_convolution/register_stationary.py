@@ -94,7 +94,7 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
 
 @dataclass(frozen=True)
 class PairsSchedule(RegisterStationarySchedule):
-    """The shape of one launch whose warps multiply by themselves; see `HeldSchedule`.
+    """The shape of one launch whose warps multiply by themselves; see `RegisterStationarySchedule`.
 
     Attributes:
         along: whether the numbers of a word are neighbours along the last axis; else they are of two channels.

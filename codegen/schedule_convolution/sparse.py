@@ -55,7 +55,7 @@ class Places:
 
 @dataclass(frozen=True)
 class SparseSchedule(RegisterStationarySchedule):
-    """The shape of one launch; see `HeldSchedule`.
+    """The shape of one launch; see `RegisterStationarySchedule`.
 
     Attributes:
         runs: those of each step, `Places.deeper` apart.
