@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
+from fusepass.codegen.machine import ARCHITECTURES, COPY_SHARE, Machine, capability_of, machine_of
 from fusepass.codegen.source import Target
 
 WARP = 32
@@ -14,12 +15,6 @@ WARP = 32
 RESERVED = 1 << 10
 """Bytes of shared memory that a device takes of each block."""
 
-# Compute capabilities, times ten.
-_COPIES_FROM = 80
-_TENSOR_CORES_FROM = 80  # those that multiply TF32
-_CLUSTERS_FROM = 90
-_WARP_GROUPS_ON = 90  # alone: what came later has other instructions
-_COPY_SHARE = 0.87  # of the pin bandwidth reaches a copy kernel; measured on an H200: 4.27 of 4.92 TB/s
 _CPU_CORE_BANDWIDTH = 1.0e10
 _CPU_L2_BYTES = 1 << 20
 
@@ -70,27 +65,32 @@ class DeviceFacts:
     @property
     def capability(self) -> int:
         """A CUDA device's compute capability times ten; 0 where there is none."""
-        return int("".join(filter(str.isdigit, self.arch))) if self.target is Target.CUDA else 0
+        return capability_of(self.arch) if self.target is Target.CUDA else 0
+
+    @property
+    def machine(self) -> Machine:
+        """What a CUDA device's architecture has."""
+        return machine_of(self.capability)
 
     @property
     def copies(self) -> bool:
         """Whether copies to shared memory go on while threads compute."""
-        return self.capability >= _COPIES_FROM
+        return self.machine.copies
 
     @property
     def tensor_cores(self) -> bool:
         """Whether tensor cores multiply float32 as TF32, and 16-bit numbers."""
-        return self.capability >= _TENSOR_CORES_FROM
+        return self.machine.tensor_cores
 
     @property
     def clusters(self) -> bool:
         """Whether blocks form clusters, and one thread copies whole rows to shared memory."""
-        return self.capability >= _CLUSTERS_FROM
+        return self.machine.clusters
 
     @property
     def warp_groups(self) -> bool:
         """Whether four warps multiply together, by instructions that read shared memory."""
-        return self.capability == _WARP_GROUPS_ON
+        return self.machine.warp_groups
 
     @classmethod
     def cpu(cls, cores: int | None = None, arch: str = "native") -> DeviceFacts:
@@ -120,17 +120,17 @@ class DeviceFacts:
     @classmethod
     def described(cls, arch: str) -> DeviceFacts:
         """The device of an architecture in `ARCHITECTURES`."""
-        name, multiprocessors, l2_bytes, shared, threads, bandwidth = ARCHITECTURES[arch]
+        machine = ARCHITECTURES[arch]
         return cls(
             target=Target.CUDA,
-            name=name,
+            name=machine.name,
             arch=arch,
-            multiprocessors=multiprocessors,
-            l2_bytes=l2_bytes << 20,
-            shared_bytes_per_block=shared << 10,
-            registers=65536,
-            max_threads=threads,
-            bandwidth=bandwidth,
+            multiprocessors=machine.multiprocessors,
+            l2_bytes=machine.l2_bytes,
+            shared_bytes_per_block=machine.shared_bytes_per_block,
+            registers=machine.registers,
+            max_threads=machine.max_threads,
+            bandwidth=machine.bandwidth,
             cores=0,
         )
 
@@ -150,19 +150,6 @@ class DeviceFacts:
             shared_bytes_per_block=properties.shared_memory_per_block_optin,
             registers=properties.regs_per_multiprocessor,
             max_threads=properties.max_threads_per_multi_processor,
-            bandwidth=_COPY_SHARE * pin_rate,
+            bandwidth=COPY_SHARE * pin_rate,
             cores=0,
         )
-
-
-ARCHITECTURES = {
-    "sm_80": ("NVIDIA A100", 108, 40, 163, 2048, 1.35e12),
-    "sm_86": ("NVIDIA A40", 84, 6, 99, 1536, 0.61e12),
-    "sm_89": ("NVIDIA L40S", 142, 96, 99, 1536, 0.75e12),
-    "sm_90": ("NVIDIA H200", 132, 60, 227, 2048, 4.27e12),
-    "sm_100": ("NVIDIA B200", 148, 126, 227, 2048, 6.96e12),
-    "sm_120": ("NVIDIA GeForce RTX 5090", 170, 96, 99, 1536, 1.56e12),
-}
-"""One device of each architecture that code is generated for: name, multiprocessors, MiB of second-level cache, KiB of shared memory that a
-block may have, threads of a multiprocessor (tables of the CUDA C++ Programming Guide), bytes per second of a copy: measured on the H200, else
-`_COPY_SHARE` of the data sheet's."""

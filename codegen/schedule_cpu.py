@@ -11,6 +11,7 @@ The loops over rows (or over groups of `width` of them) are shared among threads
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -21,7 +22,6 @@ from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_values
 from fusepass.codegen.ir.expr import Apply, Load, Masked, Op, Position
 from fusepass.codegen.ir.index import Axis, FloorDiv, Mod
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule.plan import Walk
 
 # Elements reduced into one number before merging: few enough to be accurate in float32 and to stay in the first-level
 # cache, enough to be fast. Where they are reduced as they lie in memory, longer blocks keep the memory busier.
@@ -46,6 +46,14 @@ _CACHED = 0.2  # of memory's time takes what is still in the second-level cache
 _MAX_INT = 2**31 - 2**20
 
 _CHEAP = frozenset({Op.ADD, Op.SUB, Op.MUL, Op.WHERE, Op.CAST, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM})
+
+
+class Walk(enum.Enum):
+    """Which axis a kernel's innermost loop runs along."""
+
+    POINTWISE = "pointwise"
+    INNER = "inner"
+    OUTER = "outer"
 
 
 @dataclass(frozen=True)

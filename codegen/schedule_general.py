@@ -12,7 +12,10 @@ import enum
 from dataclasses import replace
 
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Pointwise
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS
 from fusepass.codegen.schedule.shape import ceil
 
@@ -36,32 +39,32 @@ class Generality(enum.IntEnum):
 def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
     """`plan`, which is for `kernel` alone, as one for other sizes, too."""
     plan = replace(plan, general=True)
-    match plan.walk:
-        case Walk.POINTWISE:
+    match plan:
+        case Pointwise():
             plan = replace(plan, width=_width(plan)) if coarse else plan
             plan = replace(plan, apart=0, unroll=1) if plan.apart else plan
             vectors = ceil(kernel.row_count, plan.width)
             blocks = ceil(vectors, _THREADS * plan.unroll)
             return replace(plan, lanes=_THREADS, groups=1, blocks=blocks)
-        case Walk.INNER if kernel.scans:
+        case Rows() if kernel.scans:
             lanes = next(lanes for lanes in (*_SCAN_LANES, plan.lanes) if plan.lanes <= lanes)
             pieces = replace(plan, keep=Keep.NOTHING)  # that a row has may be several
             return _with_rows(replace(pieces, lanes=lanes, unroll=_unroll(pieces)), kernel)
-        case Walk.INNER:
-            plan = replace(plan, fetches=False)
-            plan = replace(plan, staged=0, stages=frozenset(), shared_bytes=0) if plan.staged else plan
-            if plan.keep is Keep.REGISTERS:  # of rows that begin anywhere vectors overhang both ends
+        case Rows():
+            plan = replace(plan, keep=Keep.SHARED) if plan.keep is Keep.FETCHED else plan
+            plan = replace(plan, staged=None, shared_bytes=0) if plan.staged else plan
+            if plan.keep.in_registers:  # of rows that begin anywhere vectors overhang both ends
                 plan = replace(plan, unroll=max(plan.unroll, ceil(plan.vectors(kernel.col_count), plan.lanes)))
-            if plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS:
+            if plan.keep.in_registers and plan.unroll * plan.width > _MOST_ELEMENTS:
                 return _with_rows(plan, kernel)  # there are no registers for more
-            if coarse and plan.keep is Keep.REGISTERS and not plan.exchanges:
+            if coarse and plan.keep.in_registers and not plan.exchanges:
                 return _roomy(plan, kernel)
             return _with_rows(replace(plan, unroll=_unroll(plan)), kernel)
-        case Walk.OUTER:
+        case Columns():
             blocks = ceil(kernel.row_count, plan.lanes * plan.width)
-            full = plan.keep is Keep.REGISTERS and plan.unroll * plan.width > _MOST_ELEMENTS
+            full = plan.keep.in_registers and plan.unroll * plan.width > _MOST_ELEMENTS
             return replace(plan, unroll=plan.unroll if full else _unroll(plan), overlap=0, blocks=blocks)
-        case Walk.TRANSPOSE | Walk.OUTPUT_TILE:
+        case _:
             return plan
 
 
@@ -69,10 +72,10 @@ def _width(plan: Schedule) -> int:
     return 1 if plan.width == 2 else plan.width
 
 
-def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
+def _roomy(plan: Rows, kernel: Kernel) -> Rows:
     """Room in registers for rows of up to 32, 128, 512 and so on, whatever lanes would be best for this length."""
     width, room = _width(plan), _LEAST_ROOM
-    plan = plan if width == plan.width else replace(plan, width=width, start=None, run=0)
+    plan = plan if width == plan.width else replace(plan, width=width, start=None)
     while room < plan.vectors(kernel.col_count) * width:
         room *= 4
     lanes = 8
@@ -82,7 +85,7 @@ def _roomy(plan: Schedule, kernel: Kernel) -> Schedule:
     return _with_rows(replace(plan, unroll=unroll, lanes=lanes, groups=1, resident=0), kernel)
 
 
-def _with_rows(plan: Schedule, kernel: Kernel) -> Schedule:
+def _with_rows(plan: Rows, kernel: Kernel) -> Rows:
     """Blocks of as many rows as have enough threads."""
     if plan.exchanges:
         return plan
@@ -90,8 +93,8 @@ def _with_rows(plan: Schedule, kernel: Kernel) -> Schedule:
     return replace(plan, groups=groups, blocks=ceil(kernel.row_count, groups))
 
 
-def _unroll(plan: Schedule) -> int:
+def _unroll(plan: Rows | Columns) -> int:
     """All of a row that stays in registers, and of the next longer ones; else as many as keep memory busy."""
-    if plan.keep is Keep.REGISTERS:
+    if plan.keep.in_registers:
         return 1 << max(plan.unroll - 1, 0).bit_length()
     return max(FEW_ELEMENTS // plan.width, 1)

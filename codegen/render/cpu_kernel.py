@@ -13,8 +13,7 @@ from fusepass.codegen.render.cpu_outer import OuterWriter
 from fusepass.codegen.render.cpu_product import ProductWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule.plan import Walk
-from fusepass.codegen.schedule_cpu import CpuSchedule
+from fusepass.codegen.schedule_cpu import CpuSchedule, Walk
 
 _UNROLLED_WINDOW = 32  # points
 

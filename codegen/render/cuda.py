@@ -25,7 +25,9 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
@@ -96,7 +98,7 @@ def render_cuda(
     launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
     for number, kernel in enumerate(launched):
         plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
-        if kernel.team is not None and isinstance(plan, Schedule) and plan.members == 1:  # each block for itself
+        if kernel.team is not None and isinstance(plan, Rows | Columns) and plan.team is None:  # each block for itself
             launched[number] = kernel = replace(kernel, team=None)
         plans.append(plan)
         name = names.exact(kernel.name)
@@ -173,7 +175,7 @@ def _summary(kernel: Kernel, plan: Plan) -> str:
         return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
     shape = f"{kernel.row_count} rows" if kernel.reduction_loops else f"{kernel.row_count} elements"
     cols = f" x {kernel.col_count} columns" if kernel.reduction_loops else ""
-    return f"{plan.walk.value}, {shape}{cols}: {plan}{pieces}"
+    return f"{plan.walk}, {shape}{cols}: {plan}{pieces}"
 
 
 def _kernel_text(
@@ -189,7 +191,7 @@ def _kernel_text(
     if not isinstance(plan, Schedule) or not plan.general:
         comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
         comment.append(_summary(kernel, plan))
-    wide = isinstance(plan, Schedule) and plan.wide
+    wide = isinstance(plan, Schedule) and plan.memory.wide
     parameters = _parameters(kernel, program, pointers)
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, "int64_t" if wide else "int"))
     if isinstance(plan, ProductSchedule):
@@ -210,9 +212,10 @@ def _kernel_text(
             text = multistage_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
     write = scan_body if kernel.scans else kernel_body
-    if plan.circular_buffer:
-        alone = ring_body if plan.together == 1 else together_body
-        write = alone if plan.walk is Walk.INNER else strips_body
+    if isinstance(plan, Columns) and plan.buffer:
+        write = strips_body
+    elif isinstance(plan, Rows) and plan.buffer:
+        write = ring_body if plan.buffer.together == 1 else together_body
     body = write(kernel, program, plan, pointers, names)
     if kernel.when is not None:
         body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", plan.blocks, names)
@@ -258,8 +261,8 @@ def _launch(
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
         return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
-    if isinstance(plan, Schedule) and plan.cluster > 1:
-        shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
+    if isinstance(plan, Rows) and plan.cluster:
+        shape = f"{plan.cluster.members}, {blocks}, {plan.threads}, {plan.shared_bytes}"
         return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 

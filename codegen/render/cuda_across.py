@@ -82,7 +82,7 @@ def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
         define(frame, scope, each.across, across, width)
         inside = scope.child(conditional=True) if each.guard else scope
         start = inside.operand(each.index.substitute({each.lane: Index()}))
-        reuse = ", fp::Reuse::none" if each.transposing.buffer in frame.schedule.once else ""
+        reuse = ", fp::Reuse::none" if each.transposing.buffer in frame.schedule.memory.once else ""
         pointer = frame.pointers[each.transposing.buffer]
         inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
         if each.guard:
@@ -116,11 +116,11 @@ def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
         lane = frame.v if width > 1 else "0"
         inside.lines += frame.unrolled(frame.v, width, [f"{vector}[{lane}] = {stand.slot(frame, each)};"])
         start = inside.operand(each.index.substitute({each.lane: Index()}))
-        reuse = "<fp::Reuse::none>" if buffer in frame.schedule.once else ""
+        reuse = "<fp::Reuse::none>" if buffer in frame.schedule.memory.once else ""
         inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
         guards = []
-        if frame.schedule.overlap:
-            guards.append(f"{stand.along} < {frame.schedule.own_rows}")
+        if frame.overlap:
+            guards.append(f"{stand.along} < {frame.own_rows}")
         elif each.tile.lines * each.tile.steps[1] > each.tile.along:  # more threads than the tile has vectors
             guards.append(f"{stand.along} < {each.tile.along}")
         if frame.leaves_rows(each.along.size, each.tile.lines * each.tile.steps[1]):
@@ -133,7 +133,7 @@ def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
 
 def _write_rows(frame: Frame, each: SharedTranspose) -> None:
     """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
-    tile, pointer, count, plan = each.tile, frame.pointers[each.transposing.buffer], each.tile.along, frame.schedule
+    tile, pointer, count = each.tile, frame.pointers[each.transposing.buffer], each.tile.along
     lanes = count * tile.nbytes // ACCESS
     lines = tile.threads // lanes
     steps = max(tile.across // lines, 1)
@@ -150,7 +150,7 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
         """Where the element lies, and its place in what lies together in memory."""
         part = into.child()
         define(frame, part, each.along, along, 1)
-        found = part.operand(each.index), part.index(run) if plan.overlap else ""
+        found = part.operand(each.index), part.index(run) if frame.overlap else ""
         into.lines += part.lines
         return found
 
@@ -171,8 +171,8 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
         f"{end} - {start} == {count - 1}",
     )
     whole = f"fp::store_row<{count}>({pointer} + {start}, {row}, {lane});"
-    if plan.overlap:
-        own, sector = plan.own_rows, plan.overlap
+    if frame.overlap:
+        own, sector = frame.own_rows, frame.overlap
         begin = f"fp::least(unsigned({target}) % {sector}, unsigned({past}))"
         stored = block(f"if (unsigned({along}) - {begin} < {own})", stored)
         # No other block has the part of a sector that memory which lies together begins with.

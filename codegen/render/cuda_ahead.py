@@ -18,7 +18,7 @@ _PREFETCHED_LESS = 1  # where the cache also has weights that every row meets
 
 
 class Fetches:
-    """Copies of what is kept of a row into shared memory, where a schedule `fetches`.
+    """Copies of what is kept of a row into shared memory, where a schedule fetches them ahead.
 
     A thread copies, reads and overwrites the same places, so that it waits for its own copies only.
     """
@@ -63,7 +63,7 @@ class Fetches:
         """Begin to copy vector `number` of `row` to the place of that number, or `to` another."""
         scope = self._at(row, number, self.frame.tile)
         for load, place in self._kept:
-            reuse = "<fp::Reuse::none>" if load.buffer in self.frame.schedule.once else ""
+            reuse = "<fp::Reuse::none>" if load.buffer in self.frame.schedule.memory.once else ""
             source = ", ".join(self._source(scope, load))
             scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {source});")
         return scope.lines
@@ -88,7 +88,7 @@ class Fetches:
         frame = self.frame
         start = scope.operand(frame.first_lane(load.index))
         source = [f"{frame.pointers[load.buffer]} + {start}"]
-        if frame.schedule.start is not None:
+        if frame.start is not None:
             source.append(f"{free(frame.program.buffer(load.buffer).extent)} - {start}")
         return source
 
@@ -105,7 +105,10 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     if team.teams > _FEW_TEAMS:
         return []
     # Where most of a row is read again, the cache is better left to that.
-    if not found or frame.arranged.row is None or 2 * frame.schedule.on_chip < frame.schedule.part:
+    of_block = frame.of_block
+    if of_block is None or 2 * of_block.on_chip(frame.schedule.lanes) < of_block.part:
+        return []
+    if not found or frame.arranged.row is None:
         return []
     following = frame.names.exact("next")
     scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next

@@ -23,6 +23,8 @@ from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 
 
 def ring_body(
@@ -37,7 +39,10 @@ class CircularBufferWriter(KernelWriter):
         super().__init__(frame)
         self.q, self.place = frame.names.exact("q"), frame.names.exact("place")
         plan = frame.schedule
-        self.held_steps = plan.waiting // plan.unroll
+        assert isinstance(plan, Rows | Columns)
+        assert plan.buffer is not None
+        self.plan, self.buffer = plan, plan.buffer
+        self.held_steps = self.buffer.waiting // plan.unroll
         self.spread = f"fp::Spread<{self.held_steps}, {plan.iterations}>"  # of these over those of a row
         self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
         for kept in self.kept:
@@ -69,13 +74,13 @@ class CircularBufferWriter(KernelWriter):
         if frame.kernel.row_stores:
             self.write_row_stores(frame.kernel.row_stores)
         steps = [
-            f"fp::await_copies<{self.schedule.circular_buffer - 1 - self.schedule.ahead}>();",
+            f"fp::await_copies<{self.buffer.places - 1 - self.buffer.ahead}>();",
             *self._loop_step(swept, states),
             *self._ask_step(states),
             *self._result_step(results, coming),
             *self._load_step(coming),
             *self._copy_step(),
-            f"{self.place} = {self.place} + 1 < {self.schedule.circular_buffer} ? {self.place} + 1 : 0;",
+            f"{self.place} = {self.place} + 1 < {self.buffer.places} ? {self.place} + 1 : 0;",
         ]
         self._say("a later row's reduction, results, and copies to the place that they leave")
         top.lines += self._over_steps(steps)
@@ -89,7 +94,7 @@ class CircularBufferWriter(KernelWriter):
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each step of a row."""
-        span = f"int {self.q} = 0; {self.q} < {self.schedule.iterations}; ++{self.q}"
+        span = f"int {self.q} = 0; {self.q} < {self.plan.iterations}; ++{self.q}"
         return ["#pragma unroll", *block(f"for ({span})", lines)]
 
     # ---- rows
@@ -109,7 +114,7 @@ class CircularBufferWriter(KernelWriter):
 
     def _iteration_of(self, scope: Scope, name: str, steps: int | str) -> str:
         """Define whose turn it is so many steps later, by a new `name` like this one; its name."""
-        frame, plan = self.frame, self.schedule
+        frame, plan = self.frame, self.plan
         iteration = frame.names.exact(name)
         later = f"({self.q} + {steps}) / {plan.iterations} * {frame.row_step}"
         scope.lines.append(f"const {frame.index_type} {iteration} = {frame.iteration} + {later};")
@@ -125,7 +130,7 @@ class CircularBufferWriter(KernelWriter):
 
     def _start(self, scope: Scope, steps: int | str) -> str:
         """Define the first vector of the step that comes so many steps later; its name."""
-        frame, plan = self.frame, self.schedule
+        frame, plan = self.frame, self.plan
         start = frame.names.numbered("start")
         within = f"({self.q} + {steps}) % {plan.iterations}" if steps else self.q
         scope.lines.append(
@@ -143,14 +148,14 @@ class CircularBufferWriter(KernelWriter):
     # ---- steps
 
     def _loop_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
-        frame, plan = self.frame, self.schedule
+        frame, plan = self.frame, self.plan
         # Of its own: what depends on the row at hand is not what depends on that one.
         outer = Scope(frame.printer)
-        iteration = self._iteration_of(outer, "swept_row", plan.ahead)
+        iteration = self._iteration_of(outer, "swept_row", self.buffer.ahead)
         scope = Scope(frame.printer)
         self._define_row(scope, iteration)
-        start, stays = self._start(scope, plan.ahead), plan.circular_buffer - plan.ahead
-        later = f"({self.place} < {stays} ? {self.place} + {plan.ahead} : {self.place} - {stays})"
+        start, stays = self._start(scope, self.buffer.ahead), self.buffer.places - self.buffer.ahead
+        later = f"({self.place} < {stays} ? {self.place} + {self.buffer.ahead} : {self.place} - {stays})"
         self._stand(scope, later)
         frame.printer.expect(roots)
         ahead = loads_ahead(frame, roots, [kept.node for kept in self.kept])
@@ -158,7 +163,7 @@ class CircularBufferWriter(KernelWriter):
         if ahead and frame.unroll > 1:
             fill_steps(frame, scope, frame.tile, start, ahead)
         self.all_steps(scope, Phase(tuple(roots), states, (), self.kept, ()), frame.tile, start, ahead)
-        last = f"if (({self.q} + {plan.ahead}) % {plan.iterations} == {plan.iterations - 1})"
+        last = f"if (({self.q} + {self.buffer.ahead}) % {plan.iterations} == {plan.iterations - 1})"
         return [
             *outer.lines,
             *block(self._exists(iteration), [*scope.lines, *block(last, self._left(states, iteration))]),
@@ -173,7 +178,7 @@ class CircularBufferWriter(KernelWriter):
         scope = Scope(self.frame.printer)
         iteration = self._iteration_of(scope, "asked_row", 1)
         lines = block(self._exists(iteration), self._asked(states, iteration))
-        return block(f"if ({self.q} == {self.schedule.iterations - 1})", [*scope.lines, *lines])
+        return block(f"if ({self.q} == {self.plan.iterations - 1})", [*scope.lines, *lines])
 
     def _declare_asked(self, state: State, name: str) -> str:
         return f"fp::Left<{state.type}> {name};"
@@ -192,22 +197,22 @@ class CircularBufferWriter(KernelWriter):
         return block(f"if ({self._at_hand()})", scope.lines)
 
     def _copy_step(self) -> list[str]:
-        frame, plan = self.frame, self.schedule
+        frame = self.frame
         outer, scope = Scope(frame.printer), Scope(frame.printer)
-        iteration = self._iteration_of(outer, "next_row", plan.circular_buffer)
+        iteration = self._iteration_of(outer, "next_row", self.buffer.places)
         row = self._row_in(scope, iteration)
-        start = self._start(scope, plan.circular_buffer)
+        start = self._start(scope, self.buffer.places)
         self._stand(scope, self.place)
         number = frame.number(frame.tile, start)
         lines = self.circular_buffer.vector(row, number, self.places.place)
         lines = block(f"if ({number} < {frame.tile.end})", lines) if frame.tile.tail else lines
         copies = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
         lines = [*outer.lines, *block(self._exists(iteration), copies), "fp::end_copies();"]
-        return [*lines, *self._prefetch_step()] if plan.nearer else lines
+        return [*lines, *self._prefetch_step()] if self.buffer.nearer else lines
 
     def _prefetch_step(self) -> list[str]:
         """Bring to the L2 cache what is copied some steps later: it waits there, not in the circular buffer, while memory is busy."""
-        frame, steps = self.frame, self.schedule.circular_buffer + self.schedule.nearer
+        frame, steps = self.frame, self.buffer.places + self.buffer.nearer
         outer, scope = Scope(frame.printer), Scope(frame.printer)
         iteration = self._iteration_of(outer, "row_of_prefetched", steps)
         row = self._row_in(scope, iteration)
@@ -220,7 +225,7 @@ class CircularBufferWriter(KernelWriter):
 
     def _stand(self, scope: Scope, place: str) -> None:
         """Let `place` of the circular buffer be where the vectors at hand are."""
-        frame, plan = self.frame, self.schedule
+        frame, plan = self.frame, self.plan
         first = frame.names.numbered("stand")
         scope.lines.append(f"const int {first} = {place} * {plan.unroll * plan.threads} + {self.thread};")
         self.places.place = f"{first} + {frame.u} * {plan.threads}" if plan.unroll > 1 else first
@@ -241,7 +246,7 @@ class CircularBufferWriter(KernelWriter):
             self.top.lines.append(declare(frame, made[-1]))
         fill = [each.waiting for each in made if each.waiting]
         if fill:
-            self.top.lines += [declare_one(frame, each, f"[{self.schedule.waiting}]") for each in fill]
+            self.top.lines += [declare_one(frame, each, f"[{self.buffer.waiting}]") for each in fill]
             scope = self.top.child()
             fill_steps(frame, scope, frame.tile, self._start(scope, 0), fill)
             self.top.lines += self._over_steps(block(f"if ({self.spread}::holds({self.q}))", scope.lines))
@@ -257,7 +262,7 @@ class CircularBufferWriter(KernelWriter):
     def _load_step(self, coming: Sequence[Coming]) -> list[str]:
         """Loads for the next step; of what all rows share, where this step has used it up, for the next step that does not hold it."""
         own = self._load([each for each in coming if not each.stays], 1, "coming_row")
-        if self.held_steps == self.schedule.iterations:
+        if self.held_steps == self.plan.iterations:
             return own
         step = self.frame.names.exact("until_next")
         shared = self._load([each for each in coming if each.stays], step, "row_of_next")

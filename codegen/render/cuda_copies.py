@@ -63,7 +63,7 @@ class TileCopies(Copies):
     """The tiles of the input; what is not there becomes `other`, or a zero."""
 
     def __init__(self, of: TileSequence, tile: StagedTile, other: str = "") -> None:
-        self.of, self.tile, self._other, self._each = of, tile, other, of.frame.schedule.planes * tile.shape.vectors
+        self.of, self.tile, self._other, self._each = of, tile, other, of.frame.image_plan.planes * tile.shape.vectors
         super().__init__(of.frame, of.parts * self._each, ("origin", "waiting"))
         self._bytes = tile.shape.vector * tile.below.load.dtype.nbytes
 

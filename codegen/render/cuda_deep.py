@@ -16,6 +16,7 @@ from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.deep import STAGES, exchanged_bytes, keeps_weights
+from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.errors import RenderError
 
 
@@ -23,6 +24,7 @@ class DeepTiles:
     """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
 
     def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
+        assert isinstance(frame.schedule, DeepTile)
         self.frame, self.plan, self.windows = frame, frame.schedule, windows
         self.tiles = StagedWindows(frame)
         self.iterations = Iterations(frame, windows, self.tiles)

@@ -15,7 +15,7 @@ from fusepass.codegen.render.cuda_staged_windows import StagedWindows, loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_iteration, weights_of_tile
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import DeepTile
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Iterations:
     tiles: StagedWindows
 
     @property
-    def plan(self) -> Schedule:
+    def plan(self) -> DeepTile:
+        assert isinstance(self.frame.schedule, DeepTile)
         return self.frame.schedule
 
     @property

@@ -24,7 +24,11 @@ from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import ACCESS
 
 _CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
@@ -84,7 +88,16 @@ class Frame:
     ) -> None:
         self.arranged, self.kernel, self.lane = arranged, arranged.kernel, arranged.lane
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
-        self.index_type = "int64_t" if schedule.wide else "int"
+        # What only some schedules have: threads along rows, where a row's values stay, the members of a team, and blocks that overlap.
+        self.in_rows = schedule if isinstance(schedule, Rows) else None
+        self.keep = schedule.keep if isinstance(schedule, Rows | Columns) else Keep.NOTHING
+        self.of_block = schedule.team if isinstance(schedule, Rows | Columns) else None
+        self.overlap = schedule.overlap if isinstance(schedule, Columns | Transposed) else 0
+        self.own_rows = schedule.lanes * schedule.width - self.overlap
+        self.start = schedule.start if isinstance(schedule, Rows) else None
+        self.overhangs = isinstance(schedule, Rows) and schedule.overhangs
+        self.ends_apart = isinstance(schedule, Rows) and schedule.ends_apart
+        self.index_type = "int64_t" if schedule.memory.wide else "int"
         self.dataflow = Dataflow()
         # Of values that are written out differently; they live as long as what is known of them.
         self.builder = Builder()
@@ -92,7 +105,7 @@ class Frame:
         self.printer.coordinates = arranged.coordinates
         self.printer.few = few_digits(arranged.kernel, program)
         if arranged.kernel.reduction_loops and arranged.col is not None:
-            inside = {arranged.lane} if schedule.walk is Walk.INNER else set()
+            inside = {arranged.lane} if self.in_rows else set()
             self.printer.along = frozenset({arranged.col} | inside)
         self.printer.window_vector = self._window_vector
         self.printer.lane_of = self._lane_of
@@ -104,7 +117,8 @@ class Frame:
         self.first_along = self.first_across = ""
         self.place = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
-        self.run = names.exact("run") if schedule.run else ""  # the run of columns in which a vector lies
+        # The run of columns in which a vector lies.
+        self.run = names.exact("run") if self.start and self.start.run else ""
         self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
@@ -135,9 +149,21 @@ class Frame:
         self.tile: Tile  # what a thread works on
 
     @property
+    def image_plan(self) -> OutputTile:
+        """The schedule of a kernel whose blocks have output tiles."""
+        assert isinstance(self.schedule, OutputTile)
+        return self.schedule
+
+    @property
+    def window_plan(self) -> WindowTile:
+        """The same where windows have two axes."""
+        assert isinstance(self.schedule, WindowTile)
+        return self.schedule
+
+    @property
     def vector_rows(self) -> bool:
         """Whether a thread has several rows, each with its own results."""
-        return self.schedule.walk in (Walk.OUTER, Walk.TRANSPOSE) and self.schedule.width > 1
+        return isinstance(self.schedule, Columns | Transposed) and self.schedule.width > 1
 
     def has_lanes(self, node: Expr) -> bool:
         """Whether the lanes of a vector have different values of `node`."""
@@ -153,21 +179,21 @@ class Frame:
         axis = self.arranged.axis
         if self.schedule.width == 1 or axis is None or not self.is_aligned(buffer):
             return False
-        if self.schedule.start is not None:
+        if self.start is not None:
             start = start_of(self.first_lane(index), axis)
             return (
                 start is not None
                 and index.stride(self.lane) == 1
-                and begins_with(start, self.schedule.start, self.schedule.width)
+                and begins_with(start, self.start.index, self.schedule.width)
             )
         return not self.arranged.anywhere and is_vector(index, axis, self.lane)
 
     def picked(self, buffer: str, index: Index) -> Picked | None:
         """The access out of which the lanes of a vector of a pointwise kernel pick their elements, if there is one."""
         plan, axis, read = self.schedule, self.arranged.axis, self.program.buffer(buffer)
-        if plan.walk is not Walk.POINTWISE or axis is None or not self.is_aligned(buffer):
+        if not isinstance(plan, Pointwise) or axis is None or not self.is_aligned(buffer):
             return None
-        if plan.general or plan.ragged or plan.overhangs or plan.start is not None or self.arranged.anywhere:
+        if plan.general or plan.ragged or self.arranged.anywhere:
             return None
         return picked(index, axis, self.lane, ACCESS // read.dtype.nbytes, read.extent)
 
@@ -192,7 +218,7 @@ class Frame:
     @property
     def length(self) -> str:
         """How many elements a row has, or a run."""
-        return free(self.schedule.run or self.kernel.col_count)
+        return free((self.start.run if self.start else 0) or self.kernel.col_count)
 
     def within(self, scope: Scope | None = None) -> str:
         """The condition, known where steps are unrolled, that all elements of the vectors of a step are their row's; else it is asked
@@ -204,16 +230,17 @@ class Frame:
 
     def before_end(self) -> str:
         """The condition, known where steps are unrolled, that no vector of a step ends behind its row; empty where none is so."""
-        plan = self.schedule
-        if self.tile.loop or plan.general or plan.run or plan.members > 1 or plan.unroll == 1:
+        plan = self.in_rows
+        if plan is None or self.tile.loop or plan.general or plan.run or plan.team or plan.unroll == 1:
             return ""
-        others = (plan.cluster - 1) * plan.part  # vectors that are not the last block's
+        # Vectors that are not the last block's.
+        others = (plan.cluster.members - 1) * plan.cluster.part if plan.cluster else 0
         last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
         return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 
     def is_aligned(self, buffer: str) -> bool:
         """Whether `buffer` starts at a multiple of 16 bytes."""
-        return self.schedule.aligned or self.program.buffer(buffer).role is not Role.INPUT
+        return self.schedule.memory.aligned or self.program.buffer(buffer).role is not Role.INPUT
 
     def _window_vector(self, load: Load, axis: Axis) -> str | None:
         """The call that loads all points along a window's axis, where they are aligned accesses of several elements."""
@@ -238,7 +265,7 @@ class Frame:
         short = any(
             load.dtype.nbytes < 4 for load in self.kernel.loads() if all(axis in load.index.axes for axis in own)
         )
-        return plan.walk is Walk.INNER and short and not (plan.ends_apart and plan.lanes > 32)
+        return self.in_rows is not None and short and not (self.ends_apart and plan.lanes > 32)
 
     def unrolled(self, variable: str, count: int, lines: Sequence[str], *, down: bool = False) -> list[str]:
         """A loop that the compiler unrolls, from the last turn to the first if `down`; the plain lines where it has one iteration."""
@@ -260,8 +287,8 @@ class Frame:
 
     def _all_but(self, tile: Tile) -> int:
         """The largest first number of a step, without a thread's own, of which all vectors are known to be there."""
-        plan = self.schedule
-        if not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster > 1:
+        plan = self.in_rows
+        if plan is None or not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster:
             return -1
         return (self.kernel.col_count - plan.unit + 1) // plan.width - tile.step
 
@@ -271,7 +298,7 @@ class Frame:
 
     def leaves_rows(self, count: int, step: int) -> bool:
         """The same of `count` rows, by steps between which blocks may overlap."""
-        return bool(self.schedule.overlap) or self.may_leave(count, step)
+        return bool(self.overlap) or self.may_leave(count, step)
 
     def constant(self, name: str, value: str) -> str:
         """The name of a constant of this value, which it defines in the outermost scope."""
@@ -313,16 +340,16 @@ class Frame:
     def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
         """Define the tile's axis in `scope`, for vector or column `number`."""
         number = f"{tile.base} + {number}" if tile.base else number
-        if self.schedule.run:
-            number = self._define_run(scope, number)
+        if self.in_rows and self.in_rows.run:
+            number = self._define_run(scope, self.in_rows, number)
         text = number
         if tile.scale > 1 and number != "0":
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
-        if self.schedule.ends_apart:
+        if self.ends_apart:
             text = f"{text} + {self.head}" if text != "0" else self.head
-        elif self.schedule.start is not None:
-            text = f"{text} - {scope.operand(self.schedule.start % self.schedule.begins_at)}"
+        elif self.in_rows and self.start:
+            text = f"{text} - {scope.operand(self.start.index % self.in_rows.begins_at)}"
         if text not in ("0", self.u):
             scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")
             text = tile.variable
@@ -331,9 +358,9 @@ class Frame:
         if self.turned is not None:
             define_turned_row(self, scope, self.turned)
 
-    def _define_run(self, scope: Scope, number: str) -> str:
+    def _define_run(self, scope: Scope, plan: Rows, number: str) -> str:
         """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
-        run, each = self.kernel.cols[0], free(self.schedule.vectors_of_run(self.kernel.col_count))
+        run, each = self.kernel.cols[0], free(plan.vectors_of_run(self.kernel.col_count))
         scope.lines.append(f"const {self.index_type} {self.run} = fp::div({number}, {each});")
         scope.define_axis(run, self.run)
         return f"fp::mod({number}, {each})"
@@ -347,14 +374,14 @@ def without_unused(lines: Sequence[str]) -> list[str]:
 
 
 def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
-    """Define, for the column at hand in `scope`, the row of a thread: see `Schedule.turned`. Any turn gives each row to one thread; this one
+    """Define, for the column at hand in `scope`, the row of a thread: see `Transposed.turned`. Any turn gives each row to one thread; this one
     lets warps begin at sectors, unless what lies together in memory ends in the tile."""
     row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
     assert row is not None
     stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
     begin, first = scope.child(), frame.first_along.removesuffix(" + ")
     begin.define_axis(row, first)
-    past = f"fp::mod({begin.index(stored)}, {plan.overlap})"
+    past = f"fp::mod({begin.index(stored)}, {frame.overlap})"
     scope.lines += [
         *begin.lines,
         f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",

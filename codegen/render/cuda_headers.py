@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_output_tile import OutputTile
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -38,8 +40,8 @@ def _tiled(test: Callable[[Tiling], bool]) -> Callable[[Kernel, Plan], bool]:
     return lambda kernel, plan: isinstance(plan, ProductSchedule) and test(plan.tiling)
 
 
-def _scheduled(test: Callable[[Schedule], bool]) -> Callable[[Kernel, Plan], bool]:
-    return lambda kernel, plan: isinstance(plan, Schedule) and test(plan)
+def _in_rows(test: Callable[[Rows], bool]) -> Callable[[Kernel, Plan], bool]:
+    return lambda kernel, plan: isinstance(plan, Rows) and test(plan)
 
 
 _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
@@ -58,13 +60,13 @@ _NEEDS: tuple[tuple[Callable[[Kernel, Plan], bool], tuple[str, ...]], ...] = (
     (_tiled(lambda tiling: tiling.groups), ("fp_wgmma.cuh", "fp_wgmma_rows.cuh", "fp_matmul_group.cuh")),
     (_tiled(lambda tiling: tiling.runs), ("fp_matmul_runs.cuh",)),
     (_tiled(lambda tiling: tiling.iterations > 0), ("fp_barriers.cuh", "fp_matmul_fill.cuh", "fp_matmul_turns.cuh")),
-    (_scheduled(lambda plan: plan.walk is Walk.OUTPUT_TILE), ("fp_instructions.cuh", "fp_windows.cuh")),
+    (lambda kernel, plan: isinstance(plan, OutputTile), ("fp_instructions.cuh", "fp_windows.cuh")),
     (lambda kernel, plan: kernel.scans, ("fp_scan.cuh",)),
     (lambda kernel, plan: kernel.team is not None, ("fp_instructions.cuh", "fp_team.cuh")),
     (lambda kernel, plan: kernel.team is not None and kernel.team.strip > 1, ("fp_strips.cuh",)),
-    (_scheduled(lambda plan: plan.cluster > 1), ("fp_cluster.cuh",)),
-    (_scheduled(lambda plan: plan.fetches), ("fp_instructions.cuh", "fp_team.cuh")),
-    (_scheduled(lambda plan: plan.staged > 0), ("fp_barriers.cuh",)),
+    (_in_rows(lambda plan: plan.cluster is not None), ("fp_cluster.cuh",)),
+    (_in_rows(lambda plan: plan.keep is Keep.FETCHED), ("fp_instructions.cuh", "fp_team.cuh")),
+    (_in_rows(lambda plan: plan.staged is not None), ("fp_barriers.cuh",)),
 )
 
 

@@ -14,11 +14,10 @@ from fusepass.errors import RenderError
 
 def values_to_keep(frame: Frame) -> tuple[Kept, ...]:
     """What the kernel's schedule keeps."""
-    match frame.schedule.keep:
+    match frame.keep:
         case Keep.REGISTERS:
-            find = kept_in_memory if frame.schedule.packed else kept_values
-            return find(frame.kernel, frame.dataflow)
-        case Keep.SHARED:
+            return kept_values(frame.kernel, frame.dataflow)
+        case Keep.PACKED | Keep.SHARED | Keep.FETCHED:
             return kept_in_memory(frame.kernel, frame.dataflow)
         case Keep.NOTHING:
             return ()
@@ -28,7 +27,7 @@ class KeptPlaces:
     """The variables of kept values. What is in shared memory is taken from there, and left there, as whole vectors."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self._shared = frame, frame.schedule.keep is Keep.SHARED
+        self.frame, self._shared = frame, frame.keep.in_shared
         self._names: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
         self._pool, self._pool_bytes = frame.names.exact("pool"), 0
@@ -57,10 +56,9 @@ class KeptPlaces:
             vector = f"fp::Vec<{element}, {width}>"
             start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
             frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
-            circular_buffer = frame.schedule.circular_buffer * frame.schedule.unroll
-            places = (
-                circular_buffer * frame.schedule.threads if circular_buffer else -(-tile.count // tile.step) * tile.step
-            )
+            places = -(-tile.count // tile.step) * tile.step
+            if frame.of_block and frame.of_block.buffer:
+                places = frame.of_block.buffer.places * frame.schedule.unroll * frame.schedule.threads
             self._pool_bytes += places * width * kept.node.dtype.nbytes
             return
         if tile.loop:

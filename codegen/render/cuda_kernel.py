@@ -44,7 +44,9 @@ from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_output_tile import LineTile
 from fusepass.errors import RenderError
 
 
@@ -68,7 +70,7 @@ class Phase:
 
 
 def _output_tiles(frame: Frame) -> OutputTiles | DeepTiles | LineWindows:
-    if frame.schedule.direct:
+    if isinstance(frame.schedule, LineTile):
         return LineWindows(frame)
     if frame.arranged.through is not None:
         return PlaneTiles(frame)
@@ -86,10 +88,11 @@ class KernelWriter:
         self.kept, self.places = values_to_keep(frame), KeptPlaces(frame)
         self.stats = [node for node in frame.kernel.nodes if isinstance(node, ReductionResult)]
         self.rows = RowValues(frame, self.stats)
-        self.ends = Ends(frame) if frame.schedule.ends_apart else None
+        self.ends = Ends(frame) if frame.ends_apart else None
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
-        self.fetches = self._fetches() if frame.schedule.fetches else None
-        self.over_rows = OverRows(frame) if frame.schedule.pieces else None
+        self.pieces = frame.in_rows.pieces if frame.in_rows else None
+        self.fetches = self._fetches() if frame.keep is Keep.FETCHED else None
+        self.over_rows = OverRows(frame) if self.pieces else None
         self.before_rows = len(self.top.lines)
         if self.over_rows is not None:
             self.over_rows.begin_iteration()
@@ -99,7 +102,7 @@ class KernelWriter:
         if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)
-        self.staged = Staged(frame) if frame.schedule.staged else None
+        self.staged = Staged(frame) if frame.in_rows and frame.in_rows.staged else None
         self.arrived = (
             self.staged.begun() if self.staged is not None else []
         )  # what the loads of a phase are followed by
@@ -177,7 +180,7 @@ class KernelWriter:
             self.rows.compute(roots)
         for kept in made:
             self.places.declare(kept)
-        if self.schedule.packed:
+        if frame.keep is Keep.PACKED:
             self.top.lines += [f"fp::stay({self.places.name(kept)});" for kept in known]
         rest = replace(phase, known=(), made=())
         if number > 0 and frame.rest is not None:
@@ -209,7 +212,8 @@ class KernelWriter:
     def _load_held(self, phase: Phase, tile: Tile) -> list[Ahead]:
         """What a thread needs for the vectors that it holds in registers; what it has is not loaded again."""
         frame, rows = self.frame, frozenset(self.frame.kernel.rows)
-        frame.unroll = self.schedule.held
+        assert frame.of_block is not None
+        frame.unroll = frame.of_block.held
         ahead = [self.held.get(id(each.load), each) for each in loads_ahead(frame, phase.roots, ())]
         fresh = [each for each in ahead if id(each.load) not in self.held and not each.late]
         self.held |= {id(each.load): each for each in fresh if each.load.index.axes & rows}
@@ -220,7 +224,8 @@ class KernelWriter:
 
     def _held(self, phase: Phase, tile: Tile, ahead: Sequence[Ahead]) -> None:
         """`phase` for the vectors that a thread holds in registers."""
-        self.frame.unroll = self.schedule.held
+        assert self.frame.of_block is not None
+        self.frame.unroll = self.frame.of_block.held
         steps = self.top.child()
         # Values that are computed would all take registers beside what they are computed from.
         computed = any(not isinstance(value, Load) for state in phase.states for value in state.reduction.values)
@@ -238,7 +243,7 @@ class KernelWriter:
         steps = self.top.child()
         exchanged = [each.transposing.load for each in self.exchanged if each.transposing.load is not None]
         ahead = loads_ahead(frame, phase.roots, [*(kept.node for kept in phase.known), *exchanged])
-        if self.over_rows is not None and self.schedule.early and phase.states and not phase.known:
+        if self.over_rows is not None and self.pieces and self.pieces.early and phase.states and not phase.known:
             ahead = self.over_rows.brought(ahead, steps)
         ahead = in_turns(frame, phase.roots, ahead)
         early = [each for each in ahead if not each.late and not each.under_way]
@@ -382,13 +387,14 @@ class KernelWriter:
         if frame.vector_rows:
             lanes.define_axis(frame.lane, self.v)
             self.rows.bind(lanes)
-        inside = lanes.child(conditional=True) if self.schedule.span > 1 else lanes
+        span = self.schedule.span if isinstance(self.schedule, Columns) else 1
+        inside = lanes.child(conditional=True) if span > 1 else lanes
         for store in stores:
             write_store(frame, self.exchanged, store, inside, step, around)
         if inside is not lanes:  # of the rows that are parts of one, the first
             assert frame.arranged.row is not None
             row = axis_index(frame.arranged.row) + (axis_index(frame.lane) if frame.vector_rows else 0)
-            lanes.lines += block(f"if ({lanes.index(row % self.schedule.span)} == 0)", inside.lines)
+            lanes.lines += block(f"if ({lanes.index(row % span)} == 0)", inside.lines)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
         self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines

@@ -14,7 +14,9 @@ from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_flat import Pointwise
+from fusepass.codegen.schedule.plan_output_tile import OutputTile
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def needed(frame: Frame, roots: Sequence[Expr], known: Collection[Expr] = ()) ->
 
 def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
     arranged = frame.arranged
-    axis = arranged.axis if frame.schedule.walk in (Walk.POINTWISE, Walk.OUTPUT_TILE) else arranged.col
+    axis = arranged.axis if isinstance(frame.schedule, Pointwise | OutputTile) else arranged.col
     lanes = frame.has_lanes(load)
     if frame.unroll == 1 and not lanes:
         return None
@@ -86,10 +88,9 @@ def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
 def _late(frame: Frame, load: Load, wide: bool) -> bool:
     """Whether what rows share waits until its step, as the caches have it: single elements of it, or what would take the registers of a row
     that is packed to fit."""
-    plan = frame.schedule
     elements = frame.kernel.row_count * frame.kernel.col_count
     shared = frame.program.buffer(load.buffer).numel < elements // 4
-    return shared and (plan.packed or (plan.start is not None and not wide))
+    return shared and (frame.keep is Keep.PACKED or (frame.start is not None and not wide))
 
 
 def _ends_buffer(frame: Frame, load: Load) -> bool:
@@ -101,7 +102,7 @@ def _ends_buffer(frame: Frame, load: Load) -> bool:
 def _same_for_all_steps(frame: Frame, load: Load) -> bool:
     """Whether a thread that takes the same place of several samples loads the same for each of them."""
     plan, axis = frame.schedule, frame.arranged.axis
-    if not plan.apart or axis is None:
+    if not isinstance(plan, Pointwise) or not plan.apart or axis is None:
         return False
     further = load.index.substitute({axis: axis_index(axis) + plan.apart * plan.width})
     return further == load.index
@@ -178,15 +179,15 @@ def load_one(frame: Frame, scope: Scope, each: Ahead, target: str) -> None:
 def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
     """Load into `target` whatever the guard says."""
     pointer, index = frame.pointers[each.load.buffer], each.load.index
-    once = each.load.buffer in frame.schedule.once and not frame.again
+    once = each.load.buffer in frame.schedule.memory.once and not frame.again
     if each.wide:
         reuse = ", fp::Reuse::much" if each.stays else ", fp::Reuse::none" if once else ""
         arguments = f"{frame.schedule.width}{reuse}"
         start = inside.operand(frame.first_lane(index))
         call = f"fp::load_vector<{arguments}>({pointer} + {start})"
-        if frame.schedule.ragged:
+        if isinstance(frame.schedule, Pointwise) and frame.schedule.ragged:
             call = f"fp::load_first<{frame.schedule.width}>({pointer} + {start}, {frame.left(inside)})"
-        if frame.schedule.overhangs and _ends_buffer(frame, each.load):
+        if frame.overhangs and _ends_buffer(frame, each.load):
             extent = free(frame.program.buffer(each.load.buffer).extent)
             left, before = f"{extent} - {start}", frame.before_end()
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
@@ -203,7 +204,7 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
         lanes = inside.child()
         lanes.define_axis(frame.lane, frame.v)
         source = f"{pointer}[{lanes.index(index)}]"
-        if frame.schedule.overhangs:
+        if frame.overhangs:
             known = "" if frame.within() == "false" else f"({frame.within()}) || "
             condition = f"{known}fp::is_inside({frame.v}, {frame.inside(inside)})"
             source = f"fp::load_if({condition}, {pointer} + {lanes.operand(index)})"
@@ -219,4 +220,5 @@ def _staged_or(frame: Frame, place: str, call: str) -> str:
     """The vector of step `u` where it waits in shared memory, or what `call` loads in later steps."""
     plan = frame.schedule
     here = f"fp::as_vector<{plan.width}>({place}[({frame.number(frame.tile, frame.tile.start)}) * {plan.width}])"
-    return f"{frame.u} < {plan.staged} ? {here} : {call}" if plan.staged < plan.unroll else here
+    steps = frame.in_rows.staged.steps if frame.in_rows and frame.in_rows.staged else plan.unroll
+    return f"{frame.u} < {steps} ? {here} : {call}" if steps < plan.unroll else here

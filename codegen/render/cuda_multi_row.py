@@ -19,6 +19,7 @@ from fusepass.codegen.render.cuda_states import State, exchange_places, name_res
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
 
 
 def strips_body(
@@ -34,6 +35,9 @@ class MultiRowWriter(CircularBufferWriter):
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame)
         plan, rows = frame.schedule, frame.kernel.row_count
+        assert isinstance(plan, Columns)
+        assert plan.team is not None
+        self.strips, self.of_block = plan, plan.team
         self.rows_in_iteration = -(-rows // (plan.lanes * plan.width))
         self.thread = "int(threadIdx.x)"
         self.partial = rows % (plan.lanes * plan.width) != 0  # the last strip
@@ -79,11 +83,11 @@ class MultiRowWriter(CircularBufferWriter):
         return f"fp::Merging<{state.type}>::Shown"
 
     def _declare_asked(self, state: State, name: str) -> str:
-        looks = -(-self.schedule.members // (self.schedule.threads // self.schedule.strip))
+        looks = -(-self.of_block.members // (self.strips.threads // self.strips.strip))
         return f"fp::Left<{self._shown(state)}> {name}[{looks}];"
 
     def _left(self, states: Sequence[State], iteration: str) -> list[str]:
-        plan, team = self.schedule, self.frame.team
+        plan, team = self.strips, self.frame.team
         lines = [f"fp::leave_side<{plan.lanes}, {plan.groups}>({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         for state in states:
@@ -107,7 +111,7 @@ class MultiRowWriter(CircularBufferWriter):
         ]
 
     def _find(self, states: Sequence[State], roots: Sequence[Expr]) -> None:
-        frame, plan, top = self.frame, self.schedule, self.top
+        frame, plan, top = self.frame, self.strips, self.top
         there, side = f"if ({frame.iteration} >= 0)", plan.threads // plan.strip
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         finding, gathering, taking = list[str](), list[str](), list[str]()
@@ -121,7 +125,7 @@ class MultiRowWriter(CircularBufferWriter):
             ]
             find = f"{frame.team}.find<{self.exchange[state.reduction.name]}, {state.type}>"
             finding.append(
-                f"{find}({frame.iteration}, {asked}, {plan.part}, {frame.kernel.col_count}, {plan.span}, {of_team});"
+                f"{find}({frame.iteration}, {asked}, {self.of_block.part}, {frame.kernel.col_count}, {plan.span}, {of_team});"
             )
             whole, sum_type = frame.kernel.col_count * plan.span, f"const {merging}::Sum& sum"
             gathering += [

@@ -22,6 +22,7 @@ from fusepass.codegen.render.cuda_two_stage_windows import RowTurn
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.errors import RenderError
 
 # Points of a window for which the code is there twice: conditions of fewer cost little, the code of more takes long to compile.
@@ -45,7 +46,7 @@ class OutputTiles:
         self.sliding = Sliding(frame, self._tiles)
         self._row = self._tiles.row
         self._states: list[tuple[TileWindow, Form, str]] = []
-        if frame.schedule.exchanges:
+        if isinstance(frame.schedule, WindowTile) and frame.schedule.exchanges:
             frame.results = OutputTileResults(frame, self._tiles.pool)
         if frame.kernel.partials is not None:
             frame.found = OutputTilePartials(frame, self._tiles, frame.kernel.partials)
@@ -58,7 +59,7 @@ class OutputTiles:
         frame.printer.expect(frame.kernel.roots)
         frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
         staged = [self._staged(window) for window in windows]
-        along = frame.schedule.along
+        along = frame.window_plan.along
         iterations = [RowTurn(frame, self.sliding, self._tiles, form, tiles) for form, tiles in staged] if along else []
         if self._tiles.used > frame.schedule.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {frame.schedule.shared_bytes}")
@@ -89,8 +90,8 @@ class OutputTiles:
 
     def _staged(self, window: TileWindow) -> tuple[Form, list[StagedTile]]:
         """Declare the tiles of a window, and begin to copy them; with what the window is reduced to."""
-        tiles = [self._tiles.declare(window, below, self.frame.schedule.planes) for below in window.below]
-        form = form_of(window, tiles, self.frame.schedule)
+        tiles = [self._tiles.declare(window, below, self.frame.image_plan.planes) for below in window.below]
+        form = form_of(window, tiles, self.frame.image_plan)
         for tile in tiles:
             self._copy(window, tile, form.other)
         return form, tiles
@@ -112,7 +113,7 @@ class OutputTiles:
 
     def _by_vectors(self, window: TileWindow, tile: StagedTile) -> tuple[str, str, tuple[Scope, str, str]]:
         """The head of a loop in which a block's threads copy one vector after another, which that is, and where it comes from."""
-        plan, thread = self.frame.schedule, self.frame.names.numbered("t")
+        plan, thread = self.frame.image_plan, self.frame.names.numbered("t")
         total = plan.planes // tile.shape.images * tile.shape.vectors
         head = f"for (int {thread} = threadIdx.x; {thread} < {total}; {thread} += {plan.threads})"
         return head, thread, self._tiles.spot(window, tile, thread)
@@ -120,7 +121,7 @@ class OutputTiles:
     def _by_rows(self, window: TileWindow, tile: StagedTile) -> tuple[str, str, tuple[Scope, str, str]] | None:
         """The same where each thread copies the same place of several rows, for which it counts less. None where that leaves many threads out, and
         where memory is what the kernel waits for: it is 2 % slower then."""
-        plan, shape, line = self.frame.schedule, tile.shape, self.frame.names.numbered("line")
+        plan, shape, line = self.frame.image_plan, tile.shape, self.frame.names.numbered("line")
         few = tile.below.load.dtype.nbytes == 4 and prod(axis.size for axis in window.window.axes) < _MANY
         if shape.run or plan.planes > 1 or (few and self.frame.kernel.stores):
             return None

@@ -49,7 +49,7 @@ class OutputTilePartials:
     @property
     def _threads(self) -> int:
         """Of an image."""
-        return self.frame.schedule.threads // self.frame.schedule.planes
+        return self.frame.schedule.threads // self.frame.image_plan.planes
 
     def _reduced(self, reduction: Reduction, places: str, start: str) -> Iterator[str]:
         """The lines that merge the states of an image's threads, in shared memory from `start` on."""

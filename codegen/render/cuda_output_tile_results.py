@@ -47,7 +47,7 @@ class OutputTileResults:
     @property
     def _count(self) -> int:
         """Of a block."""
-        plan = self.frame.schedule
+        plan = self.frame.image_plan
         _, x = self.frame.arranged.image
         return plan.planes * plan.tile_height * x.size
 
@@ -94,7 +94,7 @@ class OutputTileResults:
 
     def _first(self, made: Results, place: OutputTilePlace, cols: int) -> str:
         """Where a thread's first result of a step is to stand."""
-        plan, rows = self.frame.schedule, [place.row_in_tile] if place.row_in_tile else []
+        plan, rows = self.frame.image_plan, [place.row_in_tile] if place.row_in_tile else []
         rows += [self.frame.u] if plan.unroll > 1 else []
         parts = [f"{made.begin} % {made.vector}"]
         parts += [times(place.plane, plan.tile_height * cols)] if place.plane else []

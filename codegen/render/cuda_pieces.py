@@ -81,7 +81,7 @@ def read_piece(frame: Frame, each: SharedTranspose) -> list[str]:
 def write_piece(frame: Frame, each: SharedTranspose) -> None:
     """Store a tile that is one piece of memory, but for the rows that the next block has, too."""
     buffer, width = each.transposing.buffer, each.piece
-    piece, vector = _Piece(frame, each, frame.schedule.own_rows), frame.names.exact(f"{each.name}_out")
+    piece, vector = _Piece(frame, each, frame.own_rows), frame.names.exact(f"{each.name}_out")
     lines = [f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};"]
     lines += piece.elements(lambda place: f"{vector}[{frame.v}] = {place};")
     frame.top.lines += piece.steps_of([*lines, *piece.store(frame.pointers[buffer], vector)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.render.cuda_tile import Arranged
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import DeepTile, OutputTile, PlaneTile, WindowTile
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,19 @@ class OutputTilePlace:
 
 
 def output_tile_place(
-    arranged: Arranged, plan: Schedule, top: Scope, number: str, constant: Callable[[str, str], str]
+    arranged: Arranged, plan: OutputTile, top: Scope, number: str, constant: Callable[[str, str], str]
 ) -> OutputTilePlace:
     """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value."""
     y, x = arranged.image
-    groups, cols = plan.groups // plan.planes // plan.parts, plan.lanes * plan.width
+    turns = plan.parts if isinstance(plan, DeepTile) else 1
+    upright = isinstance(plan, WindowTile) and plan.upright
+    groups, cols = plan.groups // plan.planes // turns, plan.lanes * plan.width
     image, first_row, first_column, row_in_tile, plane = number, "0", "0", "", ""
     tile_heights, parts = -(-y.size // plan.tile_height), -(-x.size // cols)
     numbers, rows_before, columns_before, above = list[str](), "0", "0", "0"
-    along = f"threadIdx.x / {plan.groups}" if plan.upright else f"threadIdx.x % {plan.lanes}"
+    along = f"threadIdx.x / {plan.groups}" if upright else f"threadIdx.x % {plan.lanes}"
     lane = constant("lane", along if plan.groups > 1 else "threadIdx.x")
-    down = f"threadIdx.x % {plan.groups}" if plan.upright else f"threadIdx.x / {plan.lanes}"
+    down = f"threadIdx.x % {plan.groups}" if upright else f"threadIdx.x / {plan.lanes}"
     column = column_in_tile = f"{lane} * {plan.width}" if plan.width > 1 else lane
     if parts > 1:
         image = constant("strip", f"fp::div({number}, {parts})")
@@ -79,7 +81,7 @@ def output_tile_place(
         rows_before = _before(tile_height, plan.tile_height, y.size, first_row)
         image = f"fp::div({image}, {tile_heights})"
     first_plane = ""
-    if arranged.through is not None:
+    if arranged.through is not None and isinstance(plan, PlaneTile):
         pieces = -(-arranged.through.size // plan.depth)
         first_plane = "0"
         if pieces > 1:
@@ -89,14 +91,14 @@ def output_tile_place(
             image = f"fp::div({image}, {pieces})"
     top_row = first_row
     if groups > 1:
-        group = f"int({down})" + (f" % {groups}" if plan.planes * plan.parts > 1 else "")
+        group = f"int({down})" + (f" % {groups}" if plan.planes * turns > 1 else "")
         top_row = row_in_tile = constant("group", _start(group, plan.unroll, plan.tile_height))
         above = _before(group, plan.unroll, plan.tile_height, row_in_tile)
         if tile_heights > 1:
             top_row = constant("top_row", f"{first_row} + {row_in_tile}")
     if plan.planes > 1:
         image = f"{image} * {plan.planes}"
-        which = f"{down} / {groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
+        which = f"{down} / {groups}" + (f" % {plan.planes}" if turns > 1 else "")
         plane = constant("plane", which)
     first_image = constant("first_image", image)
     image = first_image

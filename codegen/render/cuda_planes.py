@@ -19,6 +19,7 @@ from fusepass.codegen.render.cuda_sliding import Form, form_of
 from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindows, loop, times
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
+from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.planes import STAGES, places
 from fusepass.errors import RenderError
 
@@ -51,6 +52,7 @@ class _PlaneTiles:
     def there(self, scope: Scope, plane: str) -> str:
         """The condition that the block's plane number `plane` is there, and a result needs it."""
         plan = self.frame.schedule
+        assert isinstance(plan, PlaneTile)
         needed = (plan.depth - 1) * self.planes.step + self.planes.span
         last = (self.planes.iterations(plan.depth) - 1) * self.planes.step + self.planes.iteration
         at, still = Axis("plane of the patch", last), self.tiles.first_plane(scope, self.window)
@@ -73,6 +75,8 @@ class PlaneTiles(OutputTiles):
         super().__init__(frame)
         (y, x), through = frame.arranged.image, frame.arranged.through
         assert through is not None
+        assert isinstance(frame.schedule, PlaneTile)
+        self.plan = frame.schedule
         self.windows = output_tile_windows(frame.kernel, frame.program, (through, y, x))
         planes = self.windows[0].planes
         assert planes is not None
@@ -82,7 +86,7 @@ class PlaneTiles(OutputTiles):
 
     @property
     def _iterations(self) -> int:
-        return self.planes.iterations(self.frame.schedule.depth)
+        return self.planes.iterations(self.plan.depth)
 
     def bind(self, lanes: Scope) -> None:
         for window, form, states in self._open:
@@ -90,7 +94,7 @@ class PlaneTiles(OutputTiles):
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps, up to where the results of an iteration are known."""
-        frame, plan, top = self.frame, self.frame.schedule, self.frame.top
+        frame, plan, top = self.frame, self.plan, self.frame.top
         frame.printer.expect([store.value for store in frame.kernel.stores])
         top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
         each = [_PlaneTiles(frame, self._tiles, window, self.planes) for window in self.windows]
@@ -171,7 +175,7 @@ class PlaneTiles(OutputTiles):
         plane: int,
     ) -> list[str]:
         """What plane number `plane` of an iteration has for the results that are begun."""
-        frame, plan, window = self.frame, self.frame.schedule, of.window
+        frame, plan, window = self.frame, self.plan, of.window
         scope, number = frame.top.child(conditional=True), frame.names.numbered("plane")
         tile_number = self._tile_of(self._iteration, plane)
         at = times(self._iteration, self.planes.step) + (f" + {plane}" if plane else "")

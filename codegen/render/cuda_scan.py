@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule
 
 
 def scan_body(
@@ -41,7 +41,8 @@ class ScanWriter(KernelWriter):
         self.state = f"fp::{self.reduction.op.value}<{C_TYPES[self.reduction.dtype]}{near}>"
         step = frame.u if plan.unroll > 1 else "0"
         self.element = f"{self.states}[{step}][{frame.v if plan.width > 1 else '0'}]"
-        self.inner = plan.walk is Walk.INNER
+        self.backward = frame.in_rows is not None and frame.in_rows.backward
+        self.inner = frame.in_rows is not None
 
     def write(self) -> list[str]:
         frame, plan, top = self.frame, self.schedule, self.top
@@ -112,7 +113,7 @@ class ScanWriter(KernelWriter):
 
     def _run(self, *, several: bool) -> list[str]:
         plan = self.schedule
-        backward = str(plan.backward).lower()
+        backward = str(self.backward).lower()
         if not self._room():
             kind = f"warp<{plan.lanes}, {backward}>" if self.inner else "alone"
             return [f"fp::run_{kind}({self.states}, {self.carry});"]
@@ -124,7 +125,7 @@ class ScanWriter(KernelWriter):
     def _loop(self, piece: str, tile: Tile, advance: int) -> str:
         """All threads take as many iterations."""
         kind, count = self.frame.index_type, free(tile.count)
-        if self.schedule.backward:
+        if self.backward:
             last = f"({count} - 1) / {advance} * {advance}"
             return f"for ({kind} {piece} = {last}; {piece} >= 0; {piece} -= {advance})"
         return f"for ({kind} {piece} = 0; {piece} < {count}; {piece} += {advance})"
@@ -135,7 +136,7 @@ class ScanWriter(KernelWriter):
         elif not phase.stores:
             values = ", ".join(bare(accumulated(lanes, self.reduction, value)) for value in phase.roots)
             state = f"{self.state}::of({values})"
-            if self.schedule.overhangs:
+            if self.frame.overhangs:
                 inside = f"fp::is_inside({self.frame.v}, {self.frame.inside(lanes)})"
                 state = f"fp::chosen({inside}, {state}, {self.state}())"
             lanes.lines.append(f"{self.element} = {state};")

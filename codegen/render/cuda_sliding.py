@@ -15,7 +15,7 @@ from fusepass.codegen.render.cuda_staged_windows import StagedTile, StagedWindow
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Form:
         return self.none if self.way.everywhere and self.way.window.window.op is not ReduceOp.SUM else ""
 
 
-def form_of(window: TileWindow, tiles: Sequence[StagedTile], plan: Schedule) -> Form:
+def form_of(window: TileWindow, tiles: Sequence[StagedTile], plan: OutputTile) -> Form:
     """The form of a window whose input is in `tiles`."""
     op, stored = window.window.op, C_TYPES[tiles[0].below.load.dtype]
-    way = reduced(window, [tile.shape for tile in tiles], plan.unroll, plan.width, plan.along)
+    along = plan.along if isinstance(plan, WindowTile) else 0
+    way = reduced(window, [tile.shape for tile in tiles], plan.unroll, plan.width, along)
     state = f"fp::{op.value}<{C_TYPES[window.window.dtype]}>"
     return Form(f"fp::MaxPair<{stored}>" if way.lanes > 1 else state, f"fp::cast<{stored}>({state}::none())", way)
 

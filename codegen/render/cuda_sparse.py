@@ -91,11 +91,11 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
 
     def _halved(self) -> Iterable[str]:
         plan, on = self.plan, self.on
-        shape = f"{plan.parts}, {plan.threads}, {plan.input_rows}, {plan.width}, {on.extent[-1]}, {plan.shift}"
+        shape = f"{plan.parts}, {plan.threads}, {plan.input_rows}, {plan.places.width}, {on.extent[-1]}, {plan.places.shift}"
         yield f"fp::pack_runs<{shape}>(reinterpret_cast<uint4*>($packed), {plan.layer}, $tile, {on.pitch}, $scale);"
-        if plan.slack:  # results that are computed by their definition may have lain there
+        if plan.places.slack:  # results that are computed by their definition may have lain there
             zero = f"reinterpret_cast<uint4*>($packed)[{plan.parts * plan.layer} + $i] = {{}};"
-            yield from block(f"for (int $i = threadIdx.x; $i < {plan.slack}; $i += {plan.threads})", [zero])
+            yield from block(f"for (int $i = threadIdx.x; $i < {plan.places.slack}; $i += {plan.threads})", [zero])
         yield "fp::publish_to_products();"
 
     # ---- products
@@ -108,12 +108,12 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         computed = self._computed()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
             computed = [*self._skipped(), *computed]
-        across = plan.width if len(on.tile) > 1 else GROUP
+        across = plan.places.width if len(on.tile) > 1 else GROUP
         multiplied = [
             *self._set_place(),
             *self._without_results(),
             f"float $sums[{4 * plan.lines}];",
-            f"const fp::SparseColumns $columns = fp::sparse_columns($packed + $place * {PLACE_BYTES}, {plan.deeper}, {across});",
+            f"const fp::SparseColumns $columns = fp::sparse_columns($packed + $place * {PLACE_BYTES}, {plan.places.deeper}, {across});",
             f"fp::multiply_runs<{self.steps_name}, {plan.chain}, {plan.parts}, {plan.lines * GROUP}>"
             f"($sums, $held, $pattern, $columns, {plan.layer});",
             *self._inside(),
@@ -130,7 +130,7 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
     def _set_place(self) -> Iterable[str]:
         """``$place``, that of the first column; ``$at_z`` and so on, the first position along each axis."""
         plan, on = self.plan, self.on
-        strides = [stride * plan.width for stride in contiguous_strides(on.extent[:-1])]
+        strides = [stride * plan.places.width for stride in contiguous_strides(on.extent[:-1])]
         rest, places = "$set", []
         units = self._units
         for number in reversed(range(len(on.tile))):

@@ -12,13 +12,15 @@ from fusepass.errors import RenderError
 
 
 class Staged:
-    """The copies of a kernel whose schedule has `staged` steps; the frame knows where they go."""
+    """The copies of a kernel whose schedule has `Staged` steps; the frame knows where they go."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, names = frame, frame.names
+        assert frame.in_rows is not None
+        assert frame.in_rows.staged is not None
+        self.frame, self.staged, names = frame, frame.in_rows.staged, frame.names
         self._barrier, self._pool = names.exact("staged_are_here"), names.exact("staged_pool")
         nodes = walk(*(store.value for store in frame.kernel.stores))
-        self._loads = [node for node in nodes if isinstance(node, Load) and node.buffer in frame.schedule.stages]
+        self._loads = [node for node in nodes if isinstance(node, Load) and node.buffer in self.staged.buffers]
         frame.staged = {load.buffer: names.exact(f"{frame.pointers[load.buffer]}_staged") for load in self._loads}
 
     def begun(self) -> list[str]:
@@ -27,7 +29,7 @@ class Staged:
         inner = frame.top.child(conditional=True)
         assert frame.arranged.col is not None
         inner.define_axis(frame.arranged.col, frame.head or "0")
-        sizes = [plan.staged * plan.lanes * plan.width * load.dtype.nbytes for load in self._loads]
+        sizes = [self.staged.steps * plan.lanes * plan.width * load.dtype.nbytes for load in self._loads]
         if sum(sizes) != plan.shared_bytes:
             raise RenderError(f"{frame.kernel.name} stages {sum(sizes)} bytes, not {plan.shared_bytes}")
         lines = [f"extern __shared__ __align__(16) unsigned char {self._pool}[];"]

@@ -12,6 +12,7 @@ from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.staged_tile import tile_under
 from fusepass.errors import RenderError
 
@@ -60,10 +61,10 @@ class StagedWindows:
         return StagedTile(below, shape, name, near, as_used(window.value, load), lead)
 
     def _shape(self, window: TileWindow, below: Below) -> TileShape:
-        frame, plan = self.frame, self.frame.schedule
-        if window.planes is not None or window.deep:
+        frame, plan = self.frame, self.frame.image_plan
+        if not isinstance(plan, WindowTile):
             results = plan.tile_height, plan.lanes * plan.width
-            return tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.aligned)
+            return tile_shape(frame.program, window, below, results, frame.lane, aligned=plan.memory.aligned)
         shape = tile_under(frame.program, window, below, frame.kernel.rows, plan, frame.lane)
         if shape is None:
             raise RenderError(f"{frame.kernel.name} has no tile whose rows are reduced in a turn of their own")
@@ -180,7 +181,7 @@ class StagedWindows:
 
     def image(self, scope: Scope, plane: str) -> list[str]:
         """Define the image at hand; `plane` says which of the block's, the first one if it says nothing."""
-        frame, planes = self.frame, self.frame.schedule.planes
+        frame, planes = self.frame, self.frame.image_plan.planes
         if frame.arranged.row is None:
             return []
         image = frame.names.numbered("image")
@@ -190,7 +191,7 @@ class StagedWindows:
 
     def read(self, tile: StagedTile, *, stored: bool = False) -> list[str]:
         """Read from row `j` of a tile what a thread's results need of it; as it is `stored`, or as it is used."""
-        shape, plan = tile.shape, self.frame.schedule
+        shape, plan = tile.shape, self.frame.image_plan
         down = [times(self.place.row_in_tile, tile.below.steps[0]), self.row] if self.place.row_in_tile else [self.row]
         row = " + ".join(down) + (f" - {shape.top}" if shape.top else "")
         start = f"({row}) * {shape.pitch} + {times(self.place.column_in_tile, tile.below.steps[1])}"
@@ -217,15 +218,16 @@ class StagedWindows:
     def ask(self, window: TileWindow) -> None:
         """Declare which of the elements of a row, and where windows have few rows which of these, that a thread needs are there, if few may not
         be: it asks once, and the compiler knows of the others. With more rows at once, sums would leave the registers."""
-        frame, plan, (y, x) = self.frame, self.frame.schedule, window.image
+        frame, plan, (y, x) = self.frame, self.frame.image_plan, window.image
         rows, _ = window.below[0].span(window.taps, (plan.unroll, 1))
         _, elements = window.below[0].span(window.taps, (1, plan.width))
         last = max(x.size, plan.lanes * plan.width) - plan.width  # that begins a thread's results
         column = frame.top.operand(axis_index(x))
-        alone = not window.separable and not plan.exchanges
+        of_windows = plan if isinstance(plan, WindowTile) else None
+        alone = not window.separable and not (of_windows and of_windows.exchanges)
         if window.taps[0].size <= (_MOST_ROWS_ALONE if alone else _MOST_ROWS):
             self._ask(window, 0, window.down, Axis(y.name, y.size - plan.unroll + 1), self.place.top_row, rows)
-        if plan.along:
+        if of_windows and of_windows.along:
             return  # other threads read these
         self._ask(window, 1, window.right, Axis(x.name, last + 1), column, elements)
 

@@ -13,7 +13,8 @@ from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope, is_term
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 
 _MANY = 24  # equal numbers are off by at most 3.9e-7 of their sum then, 4 units in the last place being 4.8e-7
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
@@ -50,23 +51,24 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     plan, lines = frame.schedule, frame.top.lines
     name = frame.names.exact(f"{reduction.name}_state")
     array, element = "", name
-    if plan.walk is Walk.OUTER:
+    if isinstance(plan, Columns):
         array, element = f"[{plan.width}]", f"{name}[{frame.v if frame.vector_rows else 0}]"
     few, length = reduction.name in frame.printer.few.sums, _length(frame, reduction)
     slots, in_order = frame.names.exact(f"{name}_slots"), _is_in_order(frame, reduction)
     state = State(reduction, name, element, slots, few, length, in_order)
     room = 0
-    if plan.walk is Walk.OUTER and plan.members > 1:
+    if isinstance(plan, Columns) and plan.team:
         parts = plan.groups // max(32 // plan.lanes, 1)
         kind = f"fp::Side<fp::Merging<{state.type}>::Kept, {parts}, {plan.lanes * plan.width}>"
         lines += [f"__shared__ {kind} {state.slots};", f"{state.type} {name}{array};"]
         return state
-    if plan.walk is Walk.INNER and plan.lanes > 32:
+    if isinstance(plan, Rows) and plan.lanes > 32:
         room = plan.lanes // 32
-    elif plan.walk is Walk.OUTER and plan.groups > 1:
+    elif isinstance(plan, Columns) and plan.groups > 1:
         room = plan.groups // max(32 // plan.lanes, 1) * plan.lanes * plan.width
     if room:
-        rows = f"[{plan.together}]" if plan.together > 1 else ""
+        together = frame.of_block.buffer.together if frame.of_block and frame.of_block.buffer else 1
+        rows = f"[{together}]" if together > 1 else ""
         lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots}{rows};")
     lines.append(f"{state.type} {name}{array};")
     return state
@@ -75,11 +77,12 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
 def _length(frame: Frame, reduction: Reduction) -> str:
     """The sum for as many floats, or vectors of them, as a thread adds, if a plain one should have fewer; those of teams do not."""
     plan = frame.schedule
-    if plan.walk is Walk.OUTER and plan.members > 1:
+    if isinstance(plan, Columns) and plan.team:
         return "First" if reduction.op is ReduceOp.MOMENTS else ""
     if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
         return ""
-    threads = plan.groups if plan.walk is Walk.OUTER else plan.lanes * plan.width * plan.cluster
+    threads = plan.groups if isinstance(plan, Columns) else plan.lanes * plan.width
+    threads *= plan.cluster.members if isinstance(plan, Rows) and plan.cluster else 1
     if plan.general or frame.kernel.col_count > 2 * _MANY * threads:
         return "Long"
     return "Paired" if frame.kernel.col_count > _MANY * threads else ""
@@ -88,7 +91,8 @@ def _length(frame: Frame, reduction: Reduction) -> str:
 def _is_in_order(frame: Frame, reduction: Reduction) -> bool:
     """Whether threads meet elements in the order in which `reduction` counts them, and 32 bits are enough for that."""
     plan, col = frame.schedule, frame.arranged.col
-    apart = plan.backward or plan.general or plan.members > 1 or plan.run or frame.team or frame.rest or frame.held
+    backward = isinstance(plan, Rows) and (plan.backward or plan.run)
+    apart = backward or plan.general or frame.of_block or frame.team or frame.rest or frame.held
     if apart or col is None or not reduction.op.finds_place:
         return False
     place = reduction.values[1]
@@ -106,14 +110,14 @@ def is_costly(state: State) -> bool:
 def push(frame: Frame, tile: Tile, lanes: Scope, state: State, around: Around) -> None:
     """Push the values of one vector, or of all steps at once where a push is costly and no step is left out."""
     plan, reduction = frame.schedule, state.reduction
-    if is_term(reduction.values[0]) and reduction.op is ReduceOp.SUM and not plan.overhangs:
+    if is_term(reduction.values[0]) and reduction.op is ReduceOp.SUM and not frame.overhangs:
         _push_term(frame, lanes, state, around)
         return
     values = [accumulated(lanes, reduction, value) for value in reduction.values]
     element = C_TYPES[reduction.dtype]
     steps = frame.unroll if not tile.tail and is_costly(state) else 1
     step = f"{frame.u} * {plan.width} + " if plan.width > 1 else frame.u
-    if plan.overhangs:
+    if frame.overhangs:
         _push_inside(frame, lanes, state, values, around, steps)
     elif frame.vector_rows and steps > 1:
         pushed = frame.names.numbered("pushed")
@@ -207,23 +211,23 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
     plan, lines = frame.schedule, frame.top.lines
     if frame.team:
         lines += [*left(frame, states), *meanwhile, *found(frame, states, [state.name for state in states])]
-    elif plan.walk is Walk.INNER and 1 < plan.lanes <= 32:
+    elif isinstance(plan, Rows) and 1 < plan.lanes <= 32:
         lines += [f"fp::merge_lanes<{plan.lanes}>({state.name});" for state in states]
-    elif plan.walk is Walk.INNER and plan.lanes > 32:
+    elif isinstance(plan, Rows) and plan.lanes > 32:
         lines += [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
-        lines += _in_cluster(frame, states) if plan.cluster > 1 else []
-    elif plan.walk is Walk.OUTER and plan.groups > 1:
+        lines += _in_cluster(frame, states, plan.cluster.members) if plan.cluster else []
+    elif isinstance(plan, Columns) and plan.groups > 1:
         shape = f"{plan.lanes}, {plan.groups}"
         lines += [f"fp::leave_group<{shape}>({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
 
 
-def _in_cluster(frame: Frame, states: Sequence[State]) -> list[str]:
+def _in_cluster(frame: Frame, states: Sequence[State], members: int) -> list[str]:
     """The blocks of a cluster merge their states."""
-    members, first = frame.schedule.cluster, frame.kernel.reduction_loops[0][0].name == states[0].reduction.name
+    first = frame.kernel.reduction_loops[0][0].name == states[0].reduction.name
     places = [frame.names.exact(f"{state.name}_of_members") for state in states]
     lines = [
         f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)

@@ -11,6 +11,7 @@ from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_transpose import SharedTranspose
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule.plan_flat import Pointwise
 
 
 def write_store(
@@ -32,7 +33,7 @@ def write_store(
     own = _own(frame, store, step)
     if not frame.is_wide(store.buffer, store.index):
         index = lanes.index(store.index)
-        if frame.schedule.overhangs and store not in frame.kernel.row_stores:
+        if frame.overhangs and store not in frame.kernel.row_stores:
             lanes.lines += block(
                 f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [f"{pointer}[{index}] = {value};"]
             )
@@ -43,12 +44,12 @@ def write_store(
     result = frame.names.numbered(f"{pointer}_out")
     around.before_lanes.append(f"fp::Vec<{element}, {frame.schedule.width}> {result};")
     lanes.lines.append(f"{result}[{frame.v}] = {value};")
-    reuse = "<fp::Reuse::none>" if store.buffer in frame.schedule.once else ""
+    reuse = "<fp::Reuse::none>" if store.buffer in frame.schedule.memory.once else ""
     start = step.operand(frame.first_lane(store.index))
     call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
-    if frame.schedule.ragged:
+    if isinstance(frame.schedule, Pointwise) and frame.schedule.ragged:
         call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
-    if frame.schedule.overhangs:
+    if frame.overhangs:
         call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.within()}, {frame.inside(step)});"
     if own:
         call = f"fp::store_if({own}, {pointer} + {start}, {result});"
@@ -61,13 +62,13 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory. Of output tiles
     that overlap, the same holds of results that may differ.
     """
-    plan, row = frame.schedule, frame.arranged.row
+    row = frame.arranged.row
     if frame.output_tile is not None:
         return frame.own_in_tile() if frame.apart else ""
-    if not plan.overlap or row is None or store in frame.kernel.row_stores:
+    if not frame.overlap or row is None or store in frame.kernel.row_stores:
         return ""
     first = frame.first_lane(store.index)
     run = step.index(axis_index(row) % neighbours(first, row))
-    past = f"fp::least(unsigned({step.index(first)}) % {plan.overlap}, unsigned({run}))"
-    own = f"{frame.own_row} - {past} < {plan.own_rows}"
+    past = f"fp::least(unsigned({step.index(first)}) % {frame.overlap}, unsigned({run}))"
+    own = f"{frame.own_row} - {past} < {frame.own_rows}"
     return own if frame.turned is None else f"{frame.turned.live} && {own}"

@@ -12,7 +12,11 @@ from fusepass.codegen.ir.transpose import with_columns
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Transposed
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
+from fusepass.codegen.schedule.plan_rows import Rows
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Arranged:
         axis: what vectors run along; `row` or `col`; None where there is no such axis.
         lane: the position in a vector.
         coordinates: names of the original axes' positions.
-        image: the two axes that windows walk over, where the walk is `OUTPUT_TILE`; they are no rows then.
+        image: the two axes that windows walk over, of an `OutputTile`; they are no rows then.
         through: the axis of the planes that a block goes through there, if there are; no row either.
         anywhere: whether vectors may begin anywhere on their axis.
     """
@@ -42,26 +46,28 @@ class Arranged:
 def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     """`kernel` of `program` as `schedule` walks it."""
     builder = Builder()
-    if schedule.backward:
+    rows, start = isinstance(schedule, Rows), schedule.start if isinstance(schedule, Rows) else None
+    if isinstance(schedule, Rows) and schedule.backward:
         kernel = backwards(kernel, builder)
-    if schedule.walk is Walk.TRANSPOSE:
+    if isinstance(schedule, Transposed):
         kernel = with_columns(kernel, program, schedule.columns)
-    image = schedule.image
-    through = kernel.rows[-3] if schedule.depth else None
+    image = schedule.image if isinstance(schedule, OutputTile) else ()
+    through = kernel.rows[-3] if isinstance(schedule, PlaneTile) else None
     kernel = replace(kernel, rows=tuple(axis for axis in kernel.rows if axis not in (*image, through)))
-    if schedule.span > 1:
+    if isinstance(schedule, Columns) and schedule.span > 1:
         kernel = across(kernel)
     coordinates = coordinate_names(kernel)
     kernel = flatten(kernel, builder)
-    if schedule.run:
-        kernel = in_runs(kernel, schedule.run, builder)
-    if schedule.keep is not Keep.NOTHING and kernel.team is None:  # a team meets once for each reduction loop
+    if start and start.run:
+        kernel = in_runs(kernel, start.run, builder)
+    stays = isinstance(schedule, Rows | Columns) and schedule.keep is not Keep.NOTHING
+    if stays and kernel.team is None:  # a team meets once for each reduction loop
         kernel = shares_of_sums(split_statistics(kernel, builder), program, builder)
     row = kernel.rows[0] if kernel.rows else None
     col = kernel.cols[-1] if kernel.cols else None
-    axis = image[1] if image else col if schedule.walk is Walk.INNER else row
+    axis = image[1] if image else col if rows else row
     lane = Axis("lane of the vector", schedule.width)
-    anywhere = schedule.start is not None or (bool(image) and image[1].size % schedule.width > 0)
+    anywhere = start is not None or (bool(image) and image[1].size % schedule.width > 0)
     if axis is not None:
         kernel = split(kernel, axis, lane, builder, anywhere=anywhere)
     return Arranged(kernel, row, col, axis, lane, coordinates, image, through, anywhere)
@@ -69,7 +75,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a thread goes over the vectors (`OUTER`: columns) of a phase: number ``start + u * step`` of `count`.
+    """How a thread goes over the vectors (`Columns`: columns) of a phase: number ``start + u * step`` of `count`.
 
     Attributes:
         axis: the axis they lie on; the position on it is the number times `scale`.

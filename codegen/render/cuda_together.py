@@ -36,7 +36,7 @@ class TogetherWriter(CircularBufferWriter):
         return [*lines[begin : self.rows_from], *self._over_rows(self.k, lines[self.rows_from :])]
 
     def _over_rows(self, variable: str, lines: Sequence[str]) -> list[str]:
-        return self.frame.unrolled(variable, self.schedule.together, lines)
+        return self.frame.unrolled(variable, self.buffer.together, lines)
 
     def _row_at_hand(self) -> None:
         """Defined after the meeting."""
@@ -47,8 +47,8 @@ class TogetherWriter(CircularBufferWriter):
     # ---- the team's meeting
 
     def _left(self, states: Sequence[State], iteration: str) -> list[str]:
-        plan, team = self.schedule, self.frame.team
-        here = f"({self.k} + ({self.q} + {plan.ahead}) / {plan.iterations}) % {plan.together}"
+        plan, team = self.plan, self.frame.team
+        here = f"({self.k} + ({self.q} + {self.buffer.ahead}) / {plan.iterations}) % {self.buffer.together}"
         # Each row of an iteration has slots of its own: no barrier parts those who read them from who leaves the next row's.
         lines = [f"fp::leave_warp({state.slots}[{here}], {state.name});" for state in states]
         first = [f"fp::gather_warps({state.slots}[{here}], {state.name});" for state in states]
@@ -58,16 +58,16 @@ class TogetherWriter(CircularBufferWriter):
 
     def _ask_step(self, states: Sequence[State]) -> list[str]:
         """In the last step of an iteration, look for what members have left of the next iteration's rows."""
-        frame, plan = self.frame, self.schedule
+        frame, plan = self.frame, self.plan
         row = frame.names.exact("asked_row")
         head = f"const {frame.index_type} {row} = {frame.iteration} + ({frame.team}.row_of_thread() + 1) * {frame.row_step};"
         lines = [head, *block(self._exists(row), self._asked(states, row))]
-        return block(f"if ({self.k} == {plan.together - 1} && {self.q} == {plan.iterations - 1})", lines)
+        return block(f"if ({self.k} == {self.buffer.together - 1} && {self.q} == {plan.iterations - 1})", lines)
 
     def _find(self, states: Sequence[State], roots: Sequence[Expr]) -> None:
         frame, plan, top, k = self.frame, self.schedule, self.top, self.k
         warps = plan.threads // 32
-        each = warps // plan.together  # warps that look for the states of a row
+        each = warps // self.buffer.together  # warps that look for the states of a row
         kind = f"const {frame.index_type}"
         names = [frame.names.exact(f"{state.name}_of_row") for state in states]
         found = [frame.names.exact(f"{state.name}_found") for state in states]
@@ -76,7 +76,7 @@ class TogetherWriter(CircularBufferWriter):
         # The barrier comes before threads look, as in `found`.
         finding, leaving, gathering, lines = list[str](), list[str](), list[str](), ["__syncthreads();"]
         for state, name, one, place, asked in zip(states, names, found, shared, self.asked, strict=True):
-            top.lines.append(f"{state.type} {name}[{plan.together}];")
+            top.lines.append(f"{state.type} {name}[{self.buffer.together}];")
             lines += [f"__shared__ fp::Slots<{state.type}, {warps}> {place};", f"{state.type} {one};"]
             finding.append(f"{one} = {frame.team}.find<{self.exchange[state.reduction.name]}, {state.type}>({asked});")
             leaving.append(f"fp::leave_warp({place}, {one});")

@@ -17,7 +17,9 @@ from fusepass.codegen.ir.vectors import at_whole, split_index
 from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Transposed
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.transpose import exchange_tile
 from fusepass.errors import RenderError
@@ -96,7 +98,7 @@ class SharedTranspose:
     def place(self, frame: Frame, lanes: Scope) -> str:
         """The element of the tile at the position that `lanes` computes, or of its vector the first."""
         plan, (lane, group) = frame.schedule, frame.place
-        if plan.walk in (Walk.TRANSPOSE, Walk.OUTER):
+        if isinstance(plan, Transposed | Columns):
             parts = [group] if plan.groups > 1 or plan.unroll == 1 else []
             if plan.unroll > 1:
                 parts.append(f"{frame.u} * {plan.groups}" if plan.groups > 1 else frame.u)
@@ -123,16 +125,17 @@ class SharedTranspose:
 
 def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
     """The tiles of a kernel whose schedule exchanges; they are declared."""
-    arranged, inner = frame.arranged, frame.schedule.walk is Walk.INNER
-    if not frame.schedule.exchanges or frame.output_tile is not None:
+    arranged, plan, inner = frame.arranged, frame.schedule, frame.in_rows is not None
+    if not (isinstance(plan, Transposed) or (isinstance(plan, Rows | Columns) and plan.exchanges)):
         return ()
     here, there = (arranged.col, arranged.row) if inner else (arranged.row, arranged.col)
     assert here is not None
     assert there is not None
     made = []
-    loads = frame.schedule.walk is Walk.TRANSPOSE
+    loads = isinstance(plan, Transposed)
     found = transposes(arranged.kernel, frame.program, here, there, loads=loads)
-    again = reused(() if frame.schedule.covered else found, frame.schedule.realigned, frame.program)
+    covered, realigned = (plan.covered, plan.realigned) if isinstance(plan, Transposed) else (False, frozenset[str]())
+    again = reused(() if covered else found, realigned, frame.program)
     for number, transposing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
@@ -141,7 +144,7 @@ def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
         guard = tuple(
             Bound(_at_position(bound.index, frame, along, across), bound.low, bound.high) for bound in transposing.guard
         )
-        tile = exchange_tile(frame.kernel, frame.program, frame.schedule, transposing, across, index, guard)
+        tile = exchange_tile(frame.kernel, frame.program, plan, transposing, across, index, guard)
         piece = _piece(frame, transposing, tile, index, along, across)
         tile = replace(tile, width=1) if piece else tile
         lane = Axis(f"lane {number}", 1 if tile.covered else tile.width)
@@ -153,7 +156,7 @@ def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
             SharedTranspose(transposing, tile, name, along, across, lane, index, guard, piece=piece, reused=taken)
         )
     for store in arranged.kernel.stores:
-        if _begins_anywhere(frame, store):
+        if store.buffer in realigned and near_step(store.index, here) == 1:
             taken_from = made[again[store.buffer]] if store.buffer in again else None
             made.append(_realigned(frame, store, here, there, taken_from))
     _declare(frame, list({each.name: each for each in made}.values()), pooled=inner and frame.schedule.shared_bytes > 0)
@@ -162,7 +165,7 @@ def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
 
 def _at_position(index: Index, frame: Frame, along: Axis, across: Axis) -> Index:
     """`index`, of the kernel as a thread computes it, at a position of a tile."""
-    arranged, inner = frame.arranged, frame.schedule.walk is Walk.INNER
+    arranged, inner = frame.arranged, frame.in_rows is not None
     here, there = (arranged.col, arranged.row) if inner else (arranged.row, arranged.col)
     assert here is not None
     assert there is not None
@@ -192,19 +195,15 @@ def _piece(frame: Frame, transposing: Transpose, tile: Tile, index: Index, along
     columns alone would be accessed in less; else 0."""
     plan, nbytes = frame.schedule, frame.program.buffer(transposing.buffer).dtype.nbytes
     width, terms = ACCESS // nbytes, axis_index(along) * across.size + axis_index(across)
-    together = plan.walk is Walk.TRANSPOSE and not transposing.guard and index == terms and tile.across >= across.size
-    whole = tile.along % width == 0 and plan.own_rows % width == 0 and frame.is_aligned(transposing.buffer)
+    together = isinstance(plan, Transposed) and not transposing.guard and index == terms and tile.across >= across.size
+    whole = tile.along % width == 0 and frame.own_rows % width == 0 and frame.is_aligned(transposing.buffer)
     return width if together and whole and tile.width < width and along.size > 1 else 0
-
-
-def _begins_anywhere(frame: Frame, store: Store) -> bool:
-    row = frame.arranged.row
-    return store.buffer in frame.schedule.realigned and row is not None and near_step(store.index, row) == 1
 
 
 def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, load: SharedTranspose | None) -> SharedTranspose:
     """The tile for `store`: that of `load`, or its own."""
     dtype, plan = frame.program.buffer(store.buffer).dtype, frame.schedule
+    assert isinstance(plan, Transposed)
     name = load.name if load else frame.names.exact(f"{frame.pointers[store.buffer]}_tile")
     tile = load.tile if load else Tile(*plan.tile, plan.threads, 1, dtype.nbytes)
     along, across = Axis(f"along {name}", here.size), Axis(f"across {name}", there.size)

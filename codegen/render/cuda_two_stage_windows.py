@@ -26,7 +26,7 @@ class RowTurn:
         self.frame, self._sliding, self._tiles, self.form, self.staged = frame, sliding, tiles, form, staged
         self.window, (tile, *_) = form.way.window, staged
         self.shape, self.below = tile.shape, tile.below
-        self.iteration = first_iteration(frame.schedule, form.way, tile.shape, tile.below.load.dtype.nbytes)
+        self.iteration = first_iteration(frame.window_plan, form.way, tile.shape, tile.below.load.dtype.nbytes)
         self.name = frame.names.numbered(f"{tile.name}_rows")
         tiles.reserve(self.name, form.state, self.iteration.nbytes)
 
@@ -34,7 +34,7 @@ class RowTurn:
         """The lines in which threads reduce strips of rows."""
         frame, iteration, names = self.frame, self.iteration, self.frame.names
         item, row, strip = (names.numbered(word) for word in ("t", "line", "strip"))
-        along, count = frame.schedule.along, iteration.lines if iteration.down else iteration.strips
+        along, count = frame.window_plan.along, iteration.lines if iteration.down else iteration.strips
         slow, fast = f"{item} / {count}", f"{item} % {count}"
         scope = Scope(frame.printer)
         scope.lines.append(f"const int {row} = {fast if iteration.down else slow};")
@@ -84,7 +84,7 @@ class RowTurn:
         """Where row number `row` of all images begins in a tile."""
         shape = staged.shape
         image = shape.elements(staged.below.load.dtype.nbytes)
-        if self.frame.schedule.planes == 1 or image == shape.rows * shape.pitch:
+        if self.frame.image_plan.planes == 1 or image == shape.rows * shape.pitch:
             return f"{row} * {shape.pitch}"
         if shape.rows == 1:
             return f"{row} * {image}"
@@ -93,7 +93,7 @@ class RowTurn:
     def _strip(self, scope: Scope, first: str) -> Strip:
         """What is known of the strip whose first result is number `first` of the patch's columns."""
         frame, (_, x), place = self.frame, self.window.image, self._tiles.place
-        _, elements = self.below.span(self.window.taps, (1, frame.schedule.along))
+        _, elements = self.below.span(self.window.taps, (1, frame.window_plan.along))
         if not self.window.right or self.form.way.everywhere:
             return Strip(scope, elements, lambda _: "true")
         starts = [text for text in (place.first_column, first) if text != "0"]

@@ -17,7 +17,8 @@ from fusepass.codegen.schedule.flat import pointwise, transposing
 from fusepass.codegen.schedule.line_windows import along_lines
 from fusepass.codegen.schedule.multi_row import strips
 from fusepass.codegen.schedule.output_tile import output_tiles
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Memory, Schedule
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.row_pieces import in_row_pieces
 from fusepass.codegen.schedule.rows import inner, prefers_rows
@@ -101,7 +102,8 @@ def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool
             tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
             return _Choice(shape, tiled or pointwise(shape))
         along = along_lines(shape)
-        plan, *others = [*([along] if along else []), *(each for each, _ in output_tiles(shape))] or [pointwise(shape)]
+        found: list[Schedule] = [*([along] if along else []), *(each for each, _ in output_tiles(shape))]
+        plan, *others = found or [pointwise(shape)]
         return _Choice(shape, plan, others=others)
     if kernel.team is not None and kernel.team.strip > 1:
         side_by_side = strips(shape, kernel.team)
@@ -130,13 +132,9 @@ def _finished(shape: Shape, plan: Schedule) -> Schedule:
     kernel, program, facts = shape.whole, shape.program, shape.facts
     if plan.blocks > _MAX_BLOCKS:
         raise ScheduleError(f"{kernel.name} needs {plan.blocks} blocks; a launch has at most {_MAX_BLOCKS}")
-    return replace(
-        plan,
-        aligned=shape.aligned,
-        wide=_needs_wide_index(kernel, program),
-        once=_used_once(shape, plan),
-        backwards=kernel.team is None and _runs_backwards(kernel, program, facts),
-    )
+    backwards = kernel.team is None and _runs_backwards(kernel, program, facts)
+    wide = _needs_wide_index(kernel, program)
+    return replace(plan, memory=Memory(shape.aligned, wide, _used_once(shape, plan), backwards))
 
 
 def _needs_wide_index(kernel: Kernel, program: Program) -> bool:
@@ -151,7 +149,7 @@ def _large(names: Iterable[str], program: Program, facts: DeviceFacts) -> frozen
 def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     """Large buffers that this kernel touches once and that no later kernel reads."""
     program, kernel = shape.program, shape.kernel
-    if chosen.exchanges or chosen.walk is not Walk.INNER:
+    if not isinstance(chosen, Rows) or chosen.exchanges:
         return frozenset()
     order = [other.name for other in program.kernels]
     later = program.kernels[order.index(kernel.name) + 1 :]
@@ -159,12 +157,12 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     loads, large = list(kernel.loads()), _large(kernel.reads | kernel.writes, program, shape.facts)
     # Of what is read and written once, loads and stores with eviction hints are slower than without, but where a row
     # is read again, or a block has a multiprocessor to itself; or where one buffer is reduced to little.
-    if chosen.keep is Keep.REGISTERS:
+    if chosen.keep.in_registers:
         alone = large <= kernel.reads - read_later and sum(load.buffer in large for load in loads) == 1
         return large if alone and kernel.team is None and kernel.cluster == 1 else frozenset()
-    if chosen.fetches and kernel.team is None:
+    if chosen.keep is Keep.FETCHED and kernel.team is None:
         return frozenset()
-    if chosen.circular_buffer and not chosen.waiting:
+    if chosen.buffer and not chosen.buffer.waiting:
         return frozenset()
     again = {access.buffer for access in shape.accesses if access.window}
     again |= {load.buffer for load in loads if sum(other.buffer == load.buffer for other in loads) > 1}

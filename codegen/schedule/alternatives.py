@@ -16,7 +16,11 @@ from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overla
 from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.flat import covering, has_long_functions, pointwise, transposing
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
+from fusepass.codegen.schedule.plan_output_tile import LineTile, OutputTile, PlaneTile
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
@@ -43,25 +47,28 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
     `together`: see `rows_together`; where tiles are exchanged.
     """
     empty = not shape.rows or (shape.kernel.reduction_loops and not shape.cols)
-    shared = shape.kernel.team is not None or shape.kernel.cluster > 1 or bool(plan.pieces)
+    shared = shape.kernel.team is not None or shape.kernel.cluster > 1
+    shared = shared or (isinstance(plan, Rows) and plan.split is not None)
     if shared or shape.kernel.scans or empty:
         return
-    match plan.walk:
-        case Walk.POINTWISE:
+    match plan:
+        case Pointwise():
             yield from _pointwise(shape, plan)
-        case Walk.TRANSPOSE:
+        case Transposed():
             yield from (transposing(shape, plan.columns, together, tile) for tile in _TILES)
             yield from covering(shape, plan.columns, together)
-        case Walk.INNER:
+        case Rows():
             yield from _inner(shape, plan)
-        case Walk.OUTER:
+        case Columns():
             yield from _outer(shape)
-        case Walk.OUTPUT_TILE:
-            if (plan.depth or plan.direct or not has_deep_windows(shape.kernel)) and shape.kernel.partials is None:
+        case OutputTile():
+            if (
+                isinstance(plan, PlaneTile | LineTile) or not has_deep_windows(shape.kernel)
+            ) and shape.kernel.partials is None:
                 yield pointwise(shape)
 
 
-def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+def _pointwise(shape: Shape, plan: Pointwise) -> Iterator[Pointwise]:
     vectors = ceil(shape.rows, plan.width)
     plain = replace(plan, apart=0, unroll=1) if plan.apart else plan
     alone = has_long_functions(shape.kernel.nodes) or any(access.window for access in shape.accesses)
@@ -71,7 +78,7 @@ def _pointwise(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             yield replace(plain, unroll=unroll, blocks=ceil(vectors, plain.threads * unroll))
 
 
-def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
+def _inner(shape: Shape, plan: Rows) -> Iterator[Rows]:
     assert shape.col_axis is not None
     vectors, most = plan.vectors(shape.cols), most_elements(shape)
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
@@ -81,41 +88,41 @@ def _inner(shape: Shape, plan: Schedule) -> Iterator[Schedule]:
             continue
         each, groups = ceil(vectors, lanes), rows_per_block(shape, lanes, transposing)
         blocks = ceil(shape.rows, groups)
-        base = Schedule(Walk.INNER, plan.width, each, lanes, groups, blocks, start=plan.start, run=plan.run)
-        base = replace(base, packed=plan.packed)
+        base, packed = Rows(plan.width, each, lanes, groups, blocks, start=plan.start), plan.keep is Keep.PACKED
         fits = each * plan.width <= most
-        if plan.packed:
+        if packed:
             fits = holds_row(shape, vectors, plan.width, lanes, packed=True)
         if fits:
             # Warps that share a row have a block to themselves.
             twice = lanes <= 32 and 2 * groups * lanes <= 1024
             for rows in (groups, 2 * groups) if twice else (groups,):
-                kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=Keep.REGISTERS)
+                keep = Keep.PACKED if packed else Keep.REGISTERS
+                kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=keep)
                 kept = exchanging_rows(kept, transposing, shape)
                 yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
-                yield replace(base, packed=False, unroll=unroll_of(elements // plan.width, vectors, lanes))
+                yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))
     if not shape.single:
         yield from _long(shape, plan, vectors)
 
 
-def _long(shape: Shape, plan: Schedule, vectors: int) -> Iterator[Schedule]:
+def _long(shape: Shape, plan: Rows, vectors: int) -> Iterator[Rows]:
     """Rows in shared memory, by blocks for one row each or blocks that stay; rows that are read again."""
-    base = Schedule(Walk.INNER, plan.width, 1, 1024, 1, shape.rows, start=plan.start, run=plan.run)
+    base = Rows(plan.width, 1, 1024, 1, shape.rows, start=plan.start)
     kept = long_rows(shape, base, vectors)
-    if kept.keep is not Keep.SHARED:
+    if not kept.keep.in_shared:
         return
     yield kept
-    yield replace(kept, fetches=False, blocks=shape.rows)
+    yield replace(kept, keep=Keep.SHARED, blocks=shape.rows)
     for lanes in (256, 512, 1024):
         places = ceil(kept.vectors(shape.cols), lanes) * lanes * plan.width * shape.kept_bytes
-        if lanes < vectors and places == kept.shared_bytes and not kept.fetches:
+        if lanes < vectors and places == kept.shared_bytes and kept.keep is Keep.SHARED:
             yield replace(kept, lanes=lanes, unroll=unroll_of(FEW_ELEMENTS // plan.width, vectors, lanes))
-    yield replace(kept, keep=Keep.NOTHING, shared_bytes=0, fetches=False, blocks=shape.rows)
+    yield replace(kept, keep=Keep.NOTHING, shared_bytes=0, blocks=shape.rows)
 
 
-def _outer(shape: Shape) -> Iterator[Schedule]:
+def _outer(shape: Shape) -> Iterator[Columns]:
     assert shape.row_axis is not None
     cols, most = max(shape.cols, 1), most_elements(shape)
     transposing = transposed_stores(shape, shape.row_axis, shape.col_axis)
@@ -124,7 +131,7 @@ def _outer(shape: Shape) -> Iterator[Schedule]:
         if width > widest:
             break
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
-        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        alone = Columns(width, cols, COLUMN_THREADS, 1, blocks, keep=Keep.REGISTERS)
         if cols * width <= most:
             yield overlapping(exchanging(alone, transposing, shape), shape, math.inf)
             yield exchanging(alone, transposing, shape)
@@ -138,14 +145,14 @@ def _outer(shape: Shape) -> Iterator[Schedule]:
                 yield narrow
 
 
-def _other_groups(shape: Shape, plan: Schedule, most: int) -> Iterator[Schedule]:
+def _other_groups(shape: Shape, plan: Columns, most: int) -> Iterator[Columns]:
     """`plan` with half as many, or twice as many threads for each column of data."""
     for groups in (plan.groups // 2, plan.groups * 2):
         each = ceil(shape.cols, groups) if groups else 0
         states = groups * plan.lanes * plan.width * states_of_thread(shape.kernel)
         if not _BLOCK <= groups * plan.lanes <= 1024 or each == 0 or states > STATIC_SHARED:
             continue
-        if plan.keep is Keep.REGISTERS and each * plan.width <= most:
+        if plan.keep.in_registers and each * plan.width <= most:
             yield replace(plan, groups=groups, unroll=each)
         elif plan.keep is Keep.NOTHING:
             yield replace(plan, groups=groups, unroll=unroll_of(FEW_ELEMENTS // plan.width, shape.cols, groups))

@@ -12,7 +12,9 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule.lanes import lanes_of_row, packs, resident_blocks, words_held
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_team import Cluster
 from fusepass.codegen.schedule.rows import inner, prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 from fusepass.codegen.schedule.team import may_buffer
@@ -42,7 +44,7 @@ def cluster_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> int:
     return _BLOCKS if fills and _plan(shape, _BLOCKS) is not None else 1
 
 
-def cluster(shape: Shape, members: int) -> Schedule:
+def cluster(shape: Shape, members: int) -> Rows:
     """The schedule of a kernel whose rows are shared by so many blocks."""
     plan = _plan(shape, members)
     if plan is None:
@@ -50,7 +52,7 @@ def cluster(shape: Shape, members: int) -> Schedule:
     return plan
 
 
-def _plan(shape: Shape, members: int) -> Schedule | None:
+def _plan(shape: Shape, members: int) -> Rows | None:
     assert shape.col_axis is not None
     base = shape.vectors(shape.col_axis)
     part = ceil(base.vectors(shape.cols), members)
@@ -67,7 +69,6 @@ def _plan(shape: Shape, members: int) -> Schedule | None:
         return None
     if not packed and ceil(part, _LANES) * base.width * max(shape.kept_words, 1) <= _WORDS:
         lanes = max(lanes, _LANES)
-    plan = replace(base, lanes=lanes, unroll=ceil(part, lanes), blocks=shape.rows * members, keep=Keep.REGISTERS)
-    plan = replace(plan, packed=packed)
-    plan = replace(plan, cluster=members, part=part, kept=part)
+    keep, blocks = Keep.PACKED if packed else Keep.REGISTERS, shape.rows * members
+    plan = replace(base, lanes=lanes, unroll=ceil(part, lanes), blocks=blocks, keep=keep, split=Cluster(members, part))
     return replace(plan, resident=resident_blocks(shape, plan))

@@ -15,7 +15,8 @@ from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.transpose import Transpose, close_by, near_step, neighbours, pace
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.lanes import packs, words_held
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
@@ -56,7 +57,7 @@ def stays(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
     return not shape.single and prefers_rows(shape) and outer(shape).keep is not Keep.NOTHING
 
 
-def outer(shape: Shape) -> Schedule:
+def outer(shape: Shape) -> Columns:
     """Threads side by side across rows, where neighbours in memory belong to different ones."""
     assert shape.row_axis is not None
     cols = max(shape.cols, 1)
@@ -76,7 +77,7 @@ def outer(shape: Shape) -> Schedule:
     alone_is_slow = width == 1 and cols > FEW_ELEMENTS and (widest > 1 or not shape.single)
     if cols * width <= most and not alone_is_slow:
         blocks = ceil(shape.rows, COLUMN_THREADS * width)
-        alone = Schedule(Walk.OUTER, width, cols, COLUMN_THREADS, 1, blocks, Keep.REGISTERS)
+        alone = Columns(width, cols, COLUMN_THREADS, 1, blocks, keep=Keep.REGISTERS)
         return overlapping(exchanging(alone, transposing, shape), shape)
     if shape.single and not apart and shape.fills(shape.rows // width):
         return _columns_read_once(shape, width)
@@ -88,7 +89,7 @@ def outer(shape: Shape) -> Schedule:
     fits = (
         not transposing
         and not shape.single
-        and pairs.keep is Keep.REGISTERS
+        and pairs.keep.in_registers
         and pairs.threads <= _PAIR_THREADS
         and shape.fills(pairs.blocks * pairs.threads)
     )
@@ -108,7 +109,7 @@ def _draws(shape: Shape) -> bool:
     return any(isinstance(node, Apply) and node.op is Op.UNIFORM for node in shape.kernel.nodes)
 
 
-def _columns_read_once(shape: Shape, width: int) -> Schedule:
+def _columns_read_once(shape: Shape, width: int) -> Columns:
     """Columns that stay nowhere, of rows enough for a thread each of `width` of them.
 
     Each is shared by a block's warps where these have whole accesses for it and rows are not many: the shorter a kernel takes the more that
@@ -125,7 +126,7 @@ def _columns_read_once(shape: Shape, width: int) -> Schedule:
     elif width == 1:
         lanes, most = _wide_block(shape), _BYTES_AHEAD // smallest
     blocks = ceil(shape.rows, lanes * width)
-    return Schedule(Walk.OUTER, width, unroll_of(most, shape.cols, groups), lanes, groups, blocks)
+    return Columns(width, unroll_of(most, shape.cols, groups), lanes, groups, blocks)
 
 
 def _wide_block(shape: Shape) -> int:
@@ -142,7 +143,7 @@ def _wide_block(shape: Shape) -> int:
     return next(filter(is_even, (4 * COLUMN_THREADS, 2 * COLUMN_THREADS)), COLUMN_THREADS)
 
 
-def held_columns(shape: Shape, width: int) -> Schedule | None:
+def held_columns(shape: Shape, width: int) -> Columns | None:
     """Columns in the registers of blocks of which a multiprocessor has two: one loads or stores while the other one computes. Columns that
     are too long for that, in those of a block that has a multiprocessor to itself.
 
@@ -164,7 +165,7 @@ def held_columns(shape: Shape, width: int) -> Schedule | None:
     return next((plan for plan in (_held(shape, *way) for way in ways) if plan), None)
 
 
-def _held(shape: Shape, width: int, piece: int, resident: int) -> Schedule | None:
+def _held(shape: Shape, width: int, piece: int, resident: int) -> Columns | None:
     """Columns of `width` rows a thread, in pieces of so many bytes, `resident` blocks a multiprocessor; None where one has no room."""
     lanes = piece // (width * min(access.nbytes for access in shape.main))
     groups = _PAIR_THREADS // lanes
@@ -174,11 +175,11 @@ def _held(shape: Shape, width: int, piece: int, resident: int) -> Schedule | Non
     fits = words_held(shape, each * width, packed=packed) <= most and shape.fills(blocks * _PAIR_THREADS)
     if not fits or _PAIR_THREADS * width * states_of_thread(shape.kernel) > STATIC_SHARED:
         return None
-    plan = Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS, packed=packed)
-    return replace(plan, resident=resident)
+    keep = Keep.PACKED if packed else Keep.REGISTERS
+    return Columns(width, each, lanes, groups, blocks, resident=resident, keep=keep)
 
 
-def short_runs(shape: Shape) -> Schedule | None:
+def short_runs(shape: Shape) -> Columns | None:
     """Rows that lie together in runs of a cache line or little more, such as the 7 x 7 positions of an image, which begin anywhere: a block
     has a whole run, so that what it reads and writes of all columns lies together, or, where it has no room for that, half a line. None where
     a run has another length, or few rows do not fill the device.
@@ -195,19 +196,19 @@ def short_runs(shape: Shape) -> Schedule | None:
         slots = run * groups * states_of_thread(kernel)
         if threads <= 1024 and threads * registers <= shape.facts.registers and slots <= STATIC_SHARED:
             each, blocks = ceil(shape.cols, groups), ceil(shape.rows, run)
-            plan = Schedule(Walk.OUTER, 1, each, run, groups, blocks, Keep.REGISTERS)
+            plan = Columns(1, each, run, groups, blocks, keep=Keep.REGISTERS)
             return plan if shape.fills(blocks * threads) else None
     return _held(shape, 1, LINE // 2, 1)
 
 
-def overlapping(plan: Schedule, shape: Shape, most_again: float = _MOST_AGAIN) -> Schedule:
+def overlapping(plan: Columns, shape: Shape, most_again: float = _MOST_AGAIN) -> Columns:
     """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
 
     A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
     it twice is less, unless there is much to compute.
     """
     axis, kernel = shape.row_axis, shape.kernel
-    if plan.keep is not Keep.REGISTERS or plan.exchanges or axis is None or not kernel.stores:
+    if not plan.keep.in_registers or plan.exchanges or axis is None or not kernel.stores:
         return plan
     nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
     sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)
@@ -235,7 +236,7 @@ def _in_whole_sectors(store: Store, shape: Shape, axis: Axis) -> bool:
     return alignment(store.index, axis, sector) % sector == 0
 
 
-def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
+def _has_room(shape: Shape, plan: Columns, run: int) -> bool:
     """Whether blocks may be as wide as those of `plan`, where so many rows lie together."""
     rows = plan.lanes * plan.width
     states = plan.threads * plan.width * states_of_thread(shape.kernel) if plan.groups > 1 else 0
@@ -243,9 +244,9 @@ def _has_room(shape: Shape, plan: Schedule, run: int) -> bool:
     return many and plan.threads <= _PAIR_THREADS and states <= STATIC_SHARED and _LONG_RUN * rows <= run
 
 
-def exchanging(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
+def exchanging(plan: Columns, transposing: Sequence[Transpose], shape: Shape) -> Columns:
     """`plan` with its `transposing` stores exchanged, on fewer rows a block if the tiles of whole rows need that."""
-    if plan.keep is not Keep.REGISTERS or not transposing:
+    if not plan.keep.in_registers or not transposing:
         return plan
     smallest = min(access.nbytes for access in shape.main)
     for lanes in (plan.lanes >> halved for halved in range(plan.lanes.bit_length())):
@@ -280,7 +281,7 @@ def _steps_over(shape: Shape) -> bool:
     return any(access.window or 1 < pace(access.index, axis) < SECTOR for access in shape.main)
 
 
-def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
+def shared_columns(shape: Shape, width: int, most: int) -> Columns:
     """Several threads for each column of data: `lanes` rows side by side, as many as lie together at most, `groups` threads deep."""
     assert shape.row_axis is not None
     lanes = 32
@@ -309,7 +310,5 @@ def shared_columns(shape: Shape, width: int, most: int) -> Schedule:
     each = ceil(shape.cols, groups)
     blocks = ceil(shape.rows, lanes * width)
     if each * width <= most:
-        return Schedule(Walk.OUTER, width, each, lanes, groups, blocks, Keep.REGISTERS)
-    return Schedule(
-        Walk.OUTER, width, unroll_of(_steps_at_once(shape, width), shape.cols, groups), lanes, groups, blocks
-    )
+        return Columns(width, each, lanes, groups, blocks, keep=Keep.REGISTERS)
+    return Columns(width, unroll_of(_steps_at_once(shape, width), shape.cols, groups), lanes, groups, blocks)

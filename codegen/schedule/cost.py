@@ -18,14 +18,17 @@ from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
+from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_team import Cluster, TeamPart
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil
 
 _LAUNCH = 2.5e-6  # seconds
 # Seconds of a block: to its first load, for each load, from shared memory.
 _START, _LOAD, _SHARED = 2.7e-7, 4.5e-7, 2e-7
 _DISPATCH = 7.3e-8  # seconds from one block to the next on a multiprocessor, at least
-_ISSUE = 128 * 1.8e9  # instructions of threads that a multiprocessor executes in a second
 _COSTLY = 8.0  # instructions of a function that is none of the cheap ones
 _ACCESS = 2.7  # of a load or store, with its index
 _MERGE = 1.7  # of one step in which two lanes merge a state
@@ -61,7 +64,7 @@ class Costs:
         facts, resident = self.shape.facts, self.resident(plan)
         return (
             self._bytes(plan, resident) * (1 + _LONELY / resident) / facts.bandwidth,
-            self._instructions(plan) / (_ISSUE * facts.multiprocessors),
+            self._instructions(plan) / (facts.machine.rates.issue * facts.multiprocessors),
             max(
                 _iterations(plan, resident, facts.multiprocessors) * self._waiting(plan),
                 plan.blocks / facts.multiprocessors * _DISPATCH,
@@ -72,9 +75,10 @@ class Costs:
         """Blocks that stand on a multiprocessor at once."""
         shape, facts, held = self.shape, self.shape.facts, plan.unroll * plan.width
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
-        words = shape.kept_words if plan.keep is Keep.REGISTERS else loaded
-        taken = ceil(held * shape.kept_bytes, 4) if plan.packed else held * max(words, 1)
-        if plan.covered:
+        keep = _keep(plan)
+        words = shape.kept_words if keep.in_registers else loaded
+        taken = ceil(held * shape.kept_bytes, 4) if keep is Keep.PACKED else held * max(words, 1)
+        if _covered(plan):
             taken = ceil(held * sum(access.nbytes for access in self.loads), 4)
         registers = min(_PLAIN_REGISTERS + taken, 255)
         if plan.resident:
@@ -89,59 +93,63 @@ class Costs:
         shape = self.shape
         kernel, program = shape.kernel, shape.program
         read = sum(program.buffer(access.buffer).nbytes * _waste(plan, access) for access in self.loads)
-        read *= _COVERED if plan.covered else 1.0
+        read *= _COVERED if _covered(plan) else 1.0
         small = sum(program.buffer(name).nbytes for name in kernel.reads - {access.buffer for access in self.loads})
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
-        if plan.walk is Walk.OUTER and not plan.overlap and not plan.exchanges and self._begins_anywhere:
+        if isinstance(plan, Columns) and not plan.overlap and not plan.exchanges and self._begins_anywhere:
             written *= 1 + _PARTS
-        again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.reduction_loops else 0
+        again = self._phases(plan) - 1 if _keep(plan) is Keep.NOTHING and kernel.reduction_loops else 0
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
-        if plan.walk is Walk.OUTER:
+        if isinstance(plan, Columns):
             read *= 1 + plan.overlap / (plan.lanes * plan.width) * _CACHED
-        spread = 1 + _SPREAD * log2(plan.unroll) if plan.walk is Walk.POINTWISE and not plan.apart else 1.0
+        spread = 1 + _SPREAD * log2(plan.unroll) if isinstance(plan, Pointwise) and not plan.apart else 1.0
         return (read * (1 + again * share) + small + written) * spread
 
     def _instructions(self, plan: Schedule) -> float:
         """Of all threads: for each element, and for each thread of a row to find its place and to merge what it has."""
-        shape, inner = self.shape, plan.walk is Walk.INNER
-        each = self._kept_work if plan.keep is not Keep.NOTHING else self._plain_work
+        shape, inner = self.shape, isinstance(plan, Rows)
+        each = self._kept_work if _keep(plan) is not Keep.NOTHING else self._plain_work
         each += (len(self.loads) + len(shape.kernel.stores)) * _ACCESS / plan.width
         inside = log2(min(plan.lanes, 32)) if inner else 0.0
         together = plan.lanes > 32 if inner else plan.groups > 1
         merging = len(self._kernel(plan).reductions) * (inside * _MERGE + together * _MEET)
-        rows = plan.width if plan.walk is Walk.OUTER else 1
+        rows = plan.width if isinstance(plan, Columns) else 1
         threads = plan.blocks * plan.threads * self._rows_of_block(plan)
-        again = plan.lanes * plan.width / plan.own_rows if plan.overlap else 1.0
+        own = plan.own_rows if isinstance(plan, Columns | Transposed) else plan.lanes * plan.width
+        again = plan.lanes * plan.width / own
         return shape.rows * max(shape.cols, 1) * each * again + threads * (_PLACE + merging * rows)
 
     def _waiting(self, plan: Schedule) -> float:
         """Seconds of one block that has a multiprocessor's memory to itself."""
-        match plan.walk:
-            case Walk.INNER:
-                vectors = ceil(plan.vectors(self.shape.cols), plan.lanes * plan.members * plan.cluster)
-            case Walk.OUTER:
+        match plan:
+            case Rows():
+                members = plan.split.members if isinstance(plan.split, TeamPart | Cluster) else 1
+                vectors = ceil(plan.vectors(self.shape.cols), plan.lanes * members)
+            case Columns():
                 vectors = ceil(self.shape.cols, plan.groups)
             case _:
                 vectors = plan.unroll
         steps, phases = max(vectors / plan.unroll, 1.0), self._phases(plan)
-        loading = 1 if plan.keep is not Keep.NOTHING else phases
-        seconds = (
-            loading * steps * _LOAD * (0.5 if plan.fetches or plan.circular_buffer else 1.0)
-        )  # half is under way before
-        seconds += (phases - loading) * steps * (_SHARED if plan.keep is Keep.SHARED else 0.0)
+        keep, buffered = _keep(plan), isinstance(plan, Rows | Columns) and plan.buffer is not None
+        loading = 1 if keep is not Keep.NOTHING else phases
+        # Half is under way before.
+        seconds = loading * steps * _LOAD * (0.5 if keep is Keep.FETCHED or buffered else 1.0)
+        seconds += (phases - loading) * steps * (_SHARED if keep.in_shared else 0.0)
         return _START + self._rows_of_block(plan) * seconds
 
     def _rows_of_block(self, plan: Schedule) -> int:
         """That it takes one after another."""
-        return ceil(self.shape.rows * plan.members, plan.blocks) if plan.fetches or plan.members > 1 else 1
+        if not isinstance(plan, Rows | Columns) or (plan.team is None and plan.keep is not Keep.FETCHED):
+            return 1
+        return ceil(self.shape.rows * (plan.team.members if plan.team else 1), plan.blocks)
 
     def _phases(self, plan: Schedule) -> int:
         kernel = self._kernel(plan)
         return len(kernel.reduction_loops) + kernel.ends_per_element
 
     def _kernel(self, plan: Schedule) -> Kernel:
-        return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel
+        return self._kept if _keep(plan) is not Keep.NOTHING else self.shape.kernel
 
     @cached_property
     def _begins_anywhere(self) -> bool:
@@ -177,6 +185,14 @@ def _work(kernel: Kernel, *, keeps: bool) -> float:
     return total
 
 
+def _keep(plan: Schedule) -> Keep:
+    return plan.keep if isinstance(plan, Rows | Columns) else Keep.NOTHING
+
+
+def _covered(plan: Schedule) -> bool:
+    return isinstance(plan, Transposed) and plan.covered
+
+
 def _iterations(plan: Schedule, resident: int, multiprocessors: int) -> float:
     """How often a multiprocessor has its places filled; what comes last is not shared evenly."""
     iterations = plan.blocks / (resident * multiprocessors)
@@ -185,7 +201,7 @@ def _iterations(plan: Schedule, resident: int, multiprocessors: int) -> float:
 
 def _waste(plan: Schedule, access: Access) -> float:
     """How many times its bytes memory seems to move for a load, as the pieces that neighbouring threads read are short."""
-    if plan.walk not in (Walk.INNER, Walk.OUTER):
+    if not isinstance(plan, Rows | Columns):
         return 1.0
     lines = LINE / (plan.lanes * plan.width * access.nbytes)
     return 1 + _SHORT * lines**2

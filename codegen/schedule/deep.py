@@ -16,7 +16,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
 STAGES = 3
@@ -28,7 +28,6 @@ _WEIGHTS = 64  # registers that hold what a tile is multiplied by
 _HELD = 160  # registers of results, of a row and of weights, up to which weights are held
 _OTHERS = 56  # registers besides these
 _PARTS = 1, 2, 4, 8
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _WAIT = 600  # cycles of an iteration in which a warp waits for others and for what it reads, if it is alone
 _TURN = 40  # instructions of an iteration besides what is read, copied and added
 _ALONE = 3  # warps whose time is lost where few hide what others wait for
@@ -49,18 +48,18 @@ def weights_of_tile(windows: tuple[TileWindow, ...]) -> int:
     return prod(axis.size for axis in windows[0].taps) * weights_apart(windows)
 
 
-def weights_of_iteration(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
+def weights_of_iteration(windows: tuple[TileWindow, ...], plan: DeepTile) -> int:
     """Room for what the tiles of an iteration are multiplied by, in numbers: whole vectors of 16 bytes."""
     return ceil(plan.parts * weights_of_tile(windows), 4) * 4
 
 
-def exchanged_bytes(windows: tuple[TileWindow, ...], plan: Schedule) -> int:
+def exchanged_bytes(windows: tuple[TileWindow, ...], plan: DeepTile) -> int:
     """Room for what the other parts of a block hand to the first."""
     others = (plan.parts - 1) * plan.threads // plan.parts
     return others * plan.unroll * plan.width * len(windows) * windows[0].window.dtype.nbytes
 
 
-def keeps_weights(windows: tuple[TileWindow, ...], plan: Schedule) -> bool:
+def keeps_weights(windows: tuple[TileWindow, ...], plan: DeepTile) -> bool:
     """Whether a thread reads once what a tile is multiplied by, rather than for each row of results."""
     weights, results = weights_of_tile(windows), plan.width * plan.unroll * len(windows)
     return plan.unroll > 1 and weights <= _WEIGHTS and weights + results <= _HELD
@@ -70,7 +69,7 @@ def has_deep_windows(kernel: Kernel) -> bool:
     return any(isinstance(node, Window) and len(node.axes) > 2 for node in kernel.nodes)
 
 
-def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+def deep(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> DeepTile | None:
     """The output tiles that take the least time by an estimate; None where windows are not deep, or nothing fits."""
     return min(_plans(kernel, program, facts, aligned), key=lambda pair: pair[1], default=(None, 0.0))[0]
 
@@ -114,7 +113,7 @@ def _taken(window: TileWindow) -> int:
     return sum(map(there, spots))
 
 
-def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[Schedule, float]]:
+def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Iterator[tuple[DeepTile, float]]:
     """All output tiles that fit, each with the cycles that it takes."""
     image = kernel.rows[-2:]
     windows = deep_windows(kernel, program, image) if len(image) == 2 else ()
@@ -137,13 +136,13 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
                 if lanes * groups * planes * parts < THREADS[0]:
                     continue
                 blocks = images // planes * output_tiles
-                plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes * parts, blocks, image=image)
-                found = _finished(work, replace(plan, planes=planes, parts=parts, tile_height=tile_height))
+                plan = DeepTile(width, unroll, lanes, groups * planes * parts, blocks, image=image, parts=parts)
+                found = _finished(work, replace(plan, planes=planes, tile_height=tile_height))
                 if found is not None:
                     yield found
 
 
-def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
+def _finished(work: _Work, plan: DeepTile) -> tuple[DeepTile, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, window, count = work.facts, work.window, len(work.windows)
     results, nbytes = plan.width * plan.unroll, window.window.dtype.nbytes
@@ -161,7 +160,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     iterations = prod(axis.size for axis in window.deep) // plan.parts
     issued, read = _iteration(work, plan, shape)
     issued += _COPY * (copied + fetched) + (plan.parts - 1) * results * count * 2 / iterations
-    busy = max(issued / _SCHEDULERS, read + _ACCESS * (copied + fetched))
+    busy = max(issued / facts.machine.rates.schedulers, read + _ACCESS * (copied + fetched))
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
@@ -172,7 +171,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 
-def _iteration(work: _Work, plan: Schedule, shape: TileShape) -> tuple[float, float]:
+def _iteration(work: _Work, plan: DeepTile, shape: TileShape) -> tuple[float, float]:
     """The instructions of a thread for a tile without its copies, and the cycles in which a warp's share of it is read from shared memory."""
     (below,), kept = work.window.below, keeps_weights(work.windows, plan)
     rows = (plan.unroll - 1) * below.steps[0] + work.window.taps[0].size

@@ -14,7 +14,8 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.transpose import COLUMNS, near_step, neighbours, reused, transposes
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Memory
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
 from fusepass.codegen.schedule.transpose import exchange_tile, exchanged
 
@@ -46,7 +47,7 @@ _LONG_RUN = 4  # times as many rows as a tile has must lie together then
 _MOST_TILES = 1024  # along the rows, before the next columns
 
 
-def pointwise(shape: Shape) -> Schedule:
+def pointwise(shape: Shape) -> Pointwise:
     axis = shape.row_axis
     if axis and _branches(shape, axis):
         return _pointwise(shape, 1, _IN_PARTS)
@@ -189,7 +190,7 @@ def _loads_along(window: Window, axis: Axis) -> list[Load]:
     return [node for node in walk(window) if isinstance(node, Load) and axis in node.index.axes]
 
 
-def _pointwise(shape: Shape, width: int, asked: int | None = None) -> Schedule:
+def _pointwise(shape: Shape, width: int, asked: int | None = None) -> Pointwise:
     """The same with vectors of `width` elements, so many of a thread as are `asked` for, if that is known."""
     vectors = ceil(shape.rows, width)
     loads = [each for each in shape.main if each.window is False and each.buffer not in shape.kernel.writes]
@@ -210,12 +211,12 @@ def _pointwise(shape: Shape, width: int, asked: int | None = None) -> Schedule:
         apart = vectors // shape.axes[0].size
         if together > 1 and apart * shape.axes[0].size == vectors and shape.fills(vectors // together):
             blocks = ceil(vectors // together, threads)
-            return Schedule(Walk.POINTWISE, width, together, threads, 1, blocks, apart=apart)
+            return Pointwise(width, together, threads, 1, blocks, apart=apart)
     while unroll > 1 and not shape.fills(vectors // unroll):
         unroll //= 2
     while threads > 64 and ceil(vectors, threads * unroll) < shape.facts.multiprocessors:
         threads //= 2
-    return Schedule(Walk.POINTWISE, width, unroll, threads, 1, ceil(vectors, threads * unroll))
+    return Pointwise(width, unroll, threads, 1, ceil(vectors, threads * unroll))
 
 
 def _other_unroll(shape: Shape, width: int, unroll: int) -> int:
@@ -258,11 +259,11 @@ def transposing(
     asked: tuple[int, int] | None = None,
     *,
     covered: bool = False,
-) -> Schedule:
+) -> Transposed:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
     `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if
-    not those that the rule wants. `covered`: see `Schedule`.
+    not those that the rule wants. `covered`: see `Transposed`.
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -296,7 +297,7 @@ def transposing(
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    plan = Schedule(Walk.TRANSPOSE, width, unroll, lanes, groups, 1, covered=covered)
+    plan = Transposed(width, unroll, lanes, groups, 1, covered=covered)
     lined = frozenset(each.buffer for each in stores if lines_up and _is_realigned(each, shape.row_axis, plan))
     own = lined - reused(() if covered else found, lined, shape.program).keys()
     if exchanged(found, shape.program, rows, cols, own, covered=covered) > _STATIC_SHARED:
@@ -304,10 +305,10 @@ def transposing(
     plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
     tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
     panel = _panel(tall, wide, ceil(together, plan.own_rows))
-    return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined, exchanges=True)
+    return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined)
 
 
-def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator[Schedule]:
+def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator[Transposed]:
     """The same with tiles of which aligned vectors cover the rows, where these begin anywhere; none where no load that crosses does so."""
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -316,7 +317,7 @@ def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator
     rows = max(_COVERED_ROWS, _SECTORS[0] * _parts_of_sectors(shape))  # as many as tiles that overlap have
     for nbytes in _COVERED_BYTES:
         asked = ceil(rows * element, LINE), nbytes // (rows * element)
-        plan = replace(transposing(shape, columns, together, asked, covered=True), aligned=shape.aligned)
+        plan = replace(transposing(shape, columns, together, asked, covered=True), memory=Memory(shape.aligned))
         tiles = (
             exchange_tile(shape.kernel, shape.program, plan, each, shape.col_axis, each.index, each.guard)
             for each in found
@@ -325,7 +326,7 @@ def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator
             yield plan
 
 
-def _overlap(shape: Shape, plan: Schedule, realigned: frozenset[str]) -> int:
+def _overlap(shape: Shape, plan: Transposed, realigned: frozenset[str]) -> int:
     """Rows by which tiles overlap: a sector's, where they would store parts of sectors at both ends of each column; else 0.
 
     A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
@@ -376,7 +377,7 @@ def _is_ragged(access: Access, axis: Axis) -> bool:
     return near_step(access.index, axis) == 1 and alignment(access.index, axis, line) % line != 0
 
 
-def _is_realigned(store: Access, axis: Axis, plan: Schedule) -> bool:
+def _is_realigned(store: Access, axis: Axis, plan: Transposed) -> bool:
     """Whether a store of single elements had better go in whole accesses; a tile then has the end of one row at most."""
     rows, _ = plan.tile
     lane = Axis("lane", plan.width)

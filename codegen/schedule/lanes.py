@@ -8,7 +8,8 @@ multiprocessor to itself: others are busy with memory while it computes.
 from __future__ import annotations
 
 from fusepass.codegen.device import WARP
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 _THREADS = 1024  # on a multiprocessor, of 64 registers each
@@ -75,15 +76,15 @@ def holds_row(shape: Shape, vectors: int, width: int, lanes: int, *, packed: boo
     return words <= (_FEW_WORDS if lanes <= _FEW_THREADS else _WORDS)
 
 
-def resident_blocks(shape: Shape, plan: Schedule) -> int:
+def resident_blocks(shape: Shape, plan: Rows) -> int:
     """Blocks of rows in registers that a multiprocessor must have room for, so that the compiler takes no more than their share; 0 where it
     does so by itself.
 
     Smaller blocks are not bound: a block less on a multiprocessor costs less than values that do not fit registers any more
     (LayerNorm of 1024 bfloat16 numbers 132 us without a bound and 165 with one, LayerNorm and softmax of 1024 floats 72 and 98).
     """
-    words = words_held(shape, plan.unroll * plan.width, packed=plan.packed)
-    if plan.packed and words > _WORDS and plan.threads <= _TWO_WEIGHTED_ROWS_THREADS:
+    words = words_held(shape, plan.unroll * plan.width, packed=plan.keep is Keep.PACKED)
+    if plan.keep is Keep.PACKED and words > _WORDS and plan.threads <= _TWO_WEIGHTED_ROWS_THREADS:
         return max(_FEW_THREADS // plan.threads, 2)
     if plan.threads < _FEW_THREADS:
         return 0
@@ -94,9 +95,9 @@ def resident_blocks(shape: Shape, plan: Schedule) -> int:
     return max(threads // plan.threads, 1)
 
 
-def is_long(shape: Shape, plan: Schedule) -> bool:
+def is_long(shape: Shape, plan: Rows) -> bool:
     """Whether threads hold more of a row in registers than their share of those of a full multiprocessor."""
-    return words_held(shape, plan.unroll * plan.width, packed=plan.packed) > _WORDS
+    return words_held(shape, plan.unroll * plan.width, packed=plan.keep is Keep.PACKED) > _WORDS
 
 
 def _warps(threads: int) -> int:

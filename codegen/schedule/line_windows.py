@@ -11,7 +11,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
 from fusepass.codegen.ir.output_tiles import always_there
 from fusepass.codegen.ir.vectors import is_vector, split_index
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_output_tile import LineTile
 from fusepass.codegen.schedule.shape import ACCESS, Shape, ceil, divisors
 
 _THREADS = 256  # of a block
@@ -25,7 +25,7 @@ _FIXED = 32
 _BLOCKS = 2  # on a multiprocessor
 
 
-def along_lines(shape: Shape) -> Schedule | None:
+def along_lines(shape: Shape) -> LineTile | None:
     """The schedule; None where windows do not go along such a line, or share nothing, or where there are too few results for it."""
     kernel, program = shape.whole, shape.program
     if not shape.facts.copies or kernel.partials is not None or len(kernel.rows) < 2:
@@ -56,7 +56,7 @@ def _width(shape: Shape, windows: Sequence[LineWindow], channels: Axis) -> int:
     return width if whole and channels.size % width == 0 and all(buffer in aligned for buffer, _ in moving) else 1
 
 
-def _along(shape: Shape, windows: Sequence[LineWindow], line: Axis, channels: Axis, width: int) -> Schedule | None:
+def _along(shape: Shape, windows: Sequence[LineWindow], line: Axis, channels: Axis, width: int) -> LineTile | None:
     if any(window.tap.size <= _REUSE * window.step or window.tap.size > _POINTS for window in windows):
         return None
     fixed = max(window.tap.size * len(window.fixed) * width for window in windows)
@@ -76,5 +76,5 @@ def _along(shape: Shape, windows: Sequence[LineWindow], line: Axis, channels: Ax
     groups = max(min(_THREADS // (lanes * planes), ceil(line.size, unroll)), 1)
     tile_height = min(unroll * groups, line.size)
     blocks = images // planes * ceil(line.size, tile_height) * ceil(vectors, lanes)
-    plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes, blocks, image=(line, channels))
-    return replace(plan, planes=planes, tile_height=tile_height, direct=True)
+    plan = LineTile(width, unroll, lanes, groups * planes, blocks, image=(line, channels))
+    return replace(plan, planes=planes, tile_height=tile_height)

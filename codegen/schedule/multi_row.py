@@ -7,7 +7,6 @@ keeps a circular buffer of them, as those of `team` do of their vectors, so that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import lcm
 
 from fusepass.codegen.device import DeviceFacts
@@ -19,7 +18,9 @@ from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.vectors import across, is_vector, split_index
 from fusepass.codegen.schedule.columns import outer
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
 from fusepass.codegen.schedule.rows import STATIC_SHARED, prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, shape_of
 from fusepass.codegen.schedule.team import AT_ONCE, NEARER, UNDER_WAY
@@ -54,11 +55,11 @@ def strip_team(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[in
     for piece in (_PIECE, _PIECE // 2, _PIECE // 4, _PIECE // 8):
         positions = ceil(max(piece // element, 2 * span), unit) * unit
         strips = ceil(side.rows, positions)
-        found = dict[tuple[int, int], Schedule]()
+        found = dict[tuple[int, int], Columns]()
         for members in range(2, facts.multiprocessors + 1):
             teams = min(facts.multiprocessors // members, strips)
             plan = _plan(side, span, positions, members, teams)
-            if plan is not None and plan.ahead - plan.iterations + 1 >= _LEAST_STEPS:
+            if plan is not None and plan.buffer and plan.buffer.ahead - plan.iterations + 1 >= _LEAST_STEPS:
                 found[members, teams] = plan
                 if members >= _LARGER * min(found)[0]:
                     break
@@ -76,7 +77,7 @@ def _share(side: Shape, positions: int, members: int, teams: int) -> float:
     return strips * positions * ceil(side.cols, members) / (side.rows * side.cols)
 
 
-def strips(shape: Shape, team: Team) -> Schedule | None:
+def strips(shape: Shape, team: Team) -> Columns | None:
     """The schedule of a kernel whose teams take strips; None where what it loads does not begin with a vector."""
     side, span = _side_by_side(shape)
     return _plan(side, span, team.strip * span, team.members, team.teams) if span and _may_ring(side) else None
@@ -119,7 +120,7 @@ def _width(side: Shape) -> int:
     return ACCESS // min((each.node.dtype.nbytes for each in kept_in_memory(side.kernel, Dataflow())), default=ACCESS)
 
 
-def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> Schedule | None:
+def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> Columns | None:
     """A circular buffer for strips of so many `positions`, `span` to a row; None where a block's part is too large for it."""
     width = _width(side)
     lanes = positions // width
@@ -137,14 +138,24 @@ def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> S
     states = _shared(kernel, positions, strip, groups // together, threads)
     kept = sum(each.node.dtype.nbytes for each in kept_in_memory(kernel, Dataflow())) * width
     place = AT_ONCE * threads * kept
-    circular_buffer, iterations = (facts.shared_bytes_per_block - states) // place, ceil(part, AT_ONCE * groups)
+    places, iterations = (facts.shared_bytes_per_block - states) // place, ceil(part, AT_ONCE * groups)
     # Four places for a team's states are enough while nobody is further ahead.
-    ahead = min(3 * iterations - 1, circular_buffer - 1 - UNDER_WAY)
+    ahead = min(3 * iterations - 1, places - 1 - UNDER_WAY)
     if ahead < iterations:
         return None
-    plan = Schedule(Walk.OUTER, width, AT_ONCE, lanes, groups, members * teams, Keep.SHARED)
-    plan = replace(plan, shared_bytes=circular_buffer * place, members=members, part=part, kept=part, resident=1)
-    return replace(plan, circular_buffer=circular_buffer, ahead=ahead, span=span, nearer=NEARER)
+    buffer = CircularBuffer(places, ahead, nearer=NEARER)
+    return Columns(
+        width,
+        AT_ONCE,
+        lanes,
+        groups,
+        blocks=members * teams,
+        shared_bytes=places * place,
+        resident=1,
+        keep=Keep.SHARED,
+        team=TeamPart(members, part, kept=part, buffer=buffer),
+        span=span,
+    )
 
 
 def _shared(kernel: Kernel, positions: int, strip: int, parts: int, threads: int) -> int:

@@ -16,7 +16,7 @@ from fusepass.codegen.schedule.output_tile_space import BLOCKS, MOST_READ, patch
 from fusepass.codegen.schedule.output_tile_stages import in_iterations
 from fusepass.codegen.schedule.output_tile_threads import THREADS
 from fusepass.codegen.schedule.output_tile_work import OutputTileWork
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import Shape, ceil
 
 LEAST_REUSE = 4
@@ -29,13 +29,13 @@ _CONSTANTS = 32  # registers that hold weights: with more, half as many results
 _MOST_ROWS = 8  # of results, one below the other, of a thread; as many as the window has, where those share what they are made of
 
 
-def output_tiles(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS) -> list[tuple[Schedule, float]]:
+def output_tiles(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS) -> list[tuple[WindowTile, float]]:
     """The best output tiles of the images that windows walk over, of each way for results to leave, the best one first, with the seconds that they
     take; none where they would save nothing.
 
     `pieces`: how many output tiles an image must have. `least`: how many blocks a multiprocessor must have the shared memory for.
     """
-    best: dict[tuple[Axis, int, bool, bool], tuple[float, Schedule]] = {}
+    best: dict[tuple[Axis, int, bool, bool], tuple[float, WindowTile]] = {}
     for image in _images(shape.whole) if shape.facts.copies else ():
         windows = output_tile_windows(shape.whole, shape.program, image)
         single = pointwise(shape).width == 1 and not _loads_together(shape, windows)  # of threads without output tiles
@@ -51,7 +51,7 @@ def output_tiles(shape: Shape, *, pieces: int | None = None, least: int = BLOCKS
     return [(plan, seconds) for seconds, plan in sorted(best.values(), key=lambda pair: pair[0])]
 
 
-def patches_of_image(plan: Schedule) -> int:
+def patches_of_image(plan: WindowTile) -> int:
     """How many output tiles an image has, if it is not one of several in an output tile."""
     y, x = plan.image
     return ceil(y.size, plan.tile_height) * ceil(x.size, plan.lanes * plan.width)
@@ -87,7 +87,7 @@ def _least_reuse(window: TileWindow, single: bool) -> int:
     return 1 if single and window.below[0].load.dtype.nbytes < _WORD else LEAST_REUSE
 
 
-def _plans(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, float]]:
+def _plans(work: OutputTileWork, least: int) -> Iterator[tuple[WindowTile, float]]:
     """All output tiles that fit in which each thread reduces the rows that it needs, each with the seconds that it takes."""
     height, room = work.image[0].size, room_of_block(work, least)
     for way in ways_to_leave(work.kernel, work.program, work.image):
@@ -103,7 +103,7 @@ def _plans(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, float]]
                 yield (turned := replace(finished, upright=upright)), work.seconds(turned, tiles)
 
 
-def _may_be_upright(work: OutputTileWork, plan: Schedule) -> bool:
+def _may_be_upright(work: OutputTileWork, plan: WindowTile) -> bool:
     """Whether threads may stand below each other: what each stores would lie far apart, and what an image's threads reduce over positions is
     merged by neighbours."""
     return plan.exchanges and plan.groups > 1 and (work.kernel.partials is None or plan.planes == 1)

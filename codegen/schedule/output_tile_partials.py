@@ -10,14 +10,16 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE, output_tiles, patches_of_image
-from fusepass.codegen.schedule.output_tile_work import CLOCK, SHARP, instructions
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.output_tile_work import SHARP, instructions
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import shape_of
 
 _LAUNCH = 3e-6  # seconds of a small kernel that merges what pieces gave
 _CLEARLY = 0.9  # of a time by estimate that another one must be at most to be less
 _POINT, _SHARED_POINT = 16, 10  # instructions of a thread for a point of a window where rows are reduced
-_LANES = 128  # of a multiprocessor, each of which does one instruction a cycle
 
 
 def windows_overlap(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
@@ -60,7 +62,8 @@ def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -
     reduction_loops = [
         [value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops
     ]
-    stays = bool(reduction_loops) and schedule(kernel, program, facts).keep is not Keep.NOTHING
+    plan = schedule(kernel, program, facts) if reduction_loops else None
+    stays = isinstance(plan, Rows | Columns) and plan.keep is not Keep.NOTHING
     iterations = [sum(reduction_loops, values)] if stays else [each for each in (*reduction_loops, values) if each]
     seconds = _LAUNCH
     for number, iteration in enumerate(iterations):
@@ -70,7 +73,7 @@ def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -
             buffers |= {store.buffer for store in kernel.stores}
         moving = sum(program.buffer(name).nbytes for name in buffers) / facts.bandwidth
         issued = sum(_of_window(node, stays=stays) for node in nodes if isinstance(node, Window))
-        rate = facts.multiprocessors * _LANES * CLOCK
+        rate = facts.multiprocessors * facts.machine.rates.lanes * facts.machine.rates.window_clock
         computing = kernel.row_count * kernel.col_count * issued / rate
         seconds += (computing**SHARP + moving**SHARP) ** (1 / SHARP)
     return seconds
@@ -84,7 +87,7 @@ def _of_window(window: Window, *, stays: bool) -> int:
     return prod(axis.size for axis in window.axes) * ((_SHARED_POINT if shares else _POINT) + work)
 
 
-def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[Schedule, float] | None:
+def _output_tile(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[WindowTile, float] | None:
     """The output tiles of `kernel`, and the seconds that they take."""
     if has_deep_windows(kernel) or not any(isinstance(node, Window) for node in kernel.nodes):
         return None

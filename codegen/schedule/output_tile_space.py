@@ -11,7 +11,8 @@ from fusepass.codegen.device import RESERVED, WARP
 from fusepass.codegen.schedule.output_tile_results import Leaving, bytes_of_results, bytes_of_states
 from fusepass.codegen.schedule.output_tile_threads import THREADS, lanes_of_rows
 from fusepass.codegen.schedule.output_tile_work import OutputTileWork
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Memory
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
 BLOCKS = 5
@@ -21,7 +22,7 @@ MOST_READ = 2048
 """Elements of tiles that a thread with several rows, or with a strip of one, reads: they are written out, and compiled for long."""
 
 
-def patches_of(work: OutputTileWork, way: Leaving, rows: Iterable[tuple[int, int]]) -> Iterator[Schedule]:
+def patches_of(work: OutputTileWork, way: Leaving, rows: Iterable[tuple[int, int]]) -> Iterator[WindowTile]:
     """All output tiles whose results leave that way, with so many `rows` of a thread and threads below each other; several images where one is small.
 
     The last output tiles of an image begin earlier where others would end behind it.
@@ -33,8 +34,8 @@ def patches_of(work: OutputTileWork, way: Leaving, rows: Iterable[tuple[int, int
         output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
         for planes in divisors(gcd(images, way.together), THREADS[1]) if output_tiles == 1 else (1,):
             if THREADS[0] <= lanes * groups * planes <= THREADS[1]:
-                blocks = images // planes * output_tiles
-                plan = Schedule(Walk.OUTPUT_TILE, width, unroll, lanes, groups * planes, blocks, aligned=work.aligned)
+                memory, blocks = Memory(work.aligned), images // planes * output_tiles
+                plan = WindowTile(width, unroll, lanes, groups * planes, blocks, memory=memory)
                 yield replace(plan, image=(y, x), planes=planes, tile_height=tile_height, exchanges=together)
 
 
@@ -43,7 +44,7 @@ def room_of_block(work: OutputTileWork, blocks: int) -> int:
     return (work.facts.shared_bytes_per_block + RESERVED) // blocks - RESERVED
 
 
-def with_room(work: OutputTileWork, plan: Schedule, nbytes: int, registers: int) -> Schedule:
+def with_room(work: OutputTileWork, plan: WindowTile, nbytes: int, registers: int) -> WindowTile:
     """`plan` with room in shared memory for `nbytes`, or for what its threads lay down when these have been read; a thread has so many `registers`
     or more."""
     if plan.exchanges:

@@ -10,7 +10,7 @@ from fusepass.codegen.device import WARP
 from fusepass.codegen.schedule.output_tile_results import ways_to_leave
 from fusepass.codegen.schedule.output_tile_space import MOST_READ, patches_of, room_of_block, with_room
 from fusepass.codegen.schedule.output_tile_work import OutputTileWork
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import ceil
 
 _TAKEN = 1, 2, 4  # neighbouring states that a thread may take of a row at once
@@ -21,7 +21,7 @@ _ROWS = 2, 4, 8, 16  # of a thread, where a block has a part of an image
 _GROUPS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32  # threads below each other there
 
 
-def in_iterations(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, float]]:
+def in_iterations(work: OutputTileWork, least: int) -> Iterator[tuple[WindowTile, float]]:
     """All output tiles that fit, each with the seconds that it takes: of whole images, several of which lie together, or of a part of one.
 
     `least`: how many blocks a multiprocessor must have the shared memory for.
@@ -39,7 +39,7 @@ def in_iterations(work: OutputTileWork, least: int) -> Iterator[tuple[Schedule, 
                     yield finished
 
 
-def _finished(work: OutputTileWork, plan: Schedule) -> tuple[Schedule, float] | None:
+def _finished(work: OutputTileWork, plan: WindowTile) -> tuple[WindowTile, float] | None:
     """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers."""
     tiles = work.tiles_under(plan)
     if tiles is None or sum(tile.reach for tile in tiles) > MOST_READ:

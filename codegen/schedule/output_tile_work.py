@@ -16,7 +16,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
 from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
 from fusepass.codegen.schedule.banks import iterations_of_access
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.shape import SECTOR, ceil
 from fusepass.codegen.schedule.staged_tile import tile_under
 from fusepass.codegen.schedule.two_stage_windows import FirstIteration, first_iteration, first_warp
@@ -37,9 +37,7 @@ _MERGE = 120  # of what a thread found of a reduction over positions
 _COSTLY = 12  # of what is computed behind windows and is not cheap
 _REGISTERS = 16  # besides results, a row, and half of what is the same for all results: the rest is loaded again
 _MORE_REGISTERS = 24  # that a thread has where there is room
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _LATENCY, _WAIT = 2.4, 90  # cycles from one of a warp's instructions to the next, and of a block besides these
-CLOCK = 1.7e9  # cycles a second
 _NEAR = 128  # bytes that shared memory gives or takes in a cycle
 _ITEM = 24  # instructions of a strip of a row that is reduced in a turn of its own, besides those for its elements
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
@@ -86,9 +84,10 @@ class Work:
             )
         return self._known[key]
 
-    def ways(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[Reduced]:
+    def ways(self, plan: OutputTile, tiles: Sequence[TileShape]) -> list[Reduced]:
         """How a thread reduces each window."""
-        rest, size = iter(tiles), (plan.unroll, plan.width, plan.along)
+        along = plan.along if isinstance(plan, WindowTile) else 0
+        rest, size = iter(tiles), (plan.unroll, plan.width, along)
         return [reduced(each, [next(rest) for _ in each.below], *size) for each in self.windows]
 
 
@@ -124,7 +123,7 @@ class OutputTileWork(Work):
         """The axes that count images."""
         return tuple(axis for axis in self.kernel.rows if axis not in self.image)
 
-    def tiles_under(self, plan: Schedule) -> tuple[TileShape, ...] | None:
+    def tiles_under(self, plan: WindowTile) -> tuple[TileShape, ...] | None:
         """The tiles under the output tiles of `plan`; None where they serve no turn for rows."""
         planes = plan.planes if plan.tile_height == self.image[0].size else 1
         key = plan.tile_height, plan.lanes * plan.width, plan.width, planes, plan.along
@@ -141,7 +140,7 @@ class OutputTileWork(Work):
     def _known_under(self) -> dict[tuple[int, ...], tuple[TileShape, ...] | None]:
         return {}
 
-    def first_iterations(self, plan: Schedule, tiles: Sequence[TileShape]) -> list[FirstIteration]:
+    def first_iterations(self, plan: WindowTile, tiles: Sequence[TileShape]) -> list[FirstIteration]:
         """How the windows' rows are reduced."""
         rest, iterations = iter(tiles), list[FirstIteration]()
         for way in self.ways(plan, tiles):
@@ -149,7 +148,7 @@ class OutputTileWork(Work):
             iterations.append(first_iteration(plan, way, first, way.window.below[0].load.dtype.nbytes))
         return iterations
 
-    def registers_in_iterations(self, plan: Schedule, tiles: Sequence[TileShape]) -> int:
+    def registers_in_iterations(self, plan: WindowTile, tiles: Sequence[TileShape]) -> int:
         """Of a thread, at least, in the turn that needs more: what all results of a strip need is reduced as it is read."""
         row = sum(min(tile.reach, 2 * plan.along) for tile in tiles) + plan.along
         down = sum(plan.unroll * plan.width + way.rows.size for way in self.ways(plan, tiles))
@@ -160,9 +159,9 @@ class OutputTileWork(Work):
         row = sum(tile.reach for tile in tiles) if self.separable else 0
         return unroll * width * self.words + self.factors // 2 + row + _REGISTERS
 
-    def seconds(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+    def seconds(self, plan: WindowTile, tiles: Sequence[TileShape]) -> float:
         """How long it takes to go about it by `plan`, whose output tiles have such tiles."""
-        facts = self.facts
+        facts, rates = self.facts, self.facts.machine.rates
         copied = [plan.planes // tile.images * tile.vectors for tile in tiles]
         sizes = [tile.vector * below.load.dtype.nbytes for tile, (_, below) in zip(tiles, self.loads, strict=True)]
         results = plan.planes * plan.tile_height * min(plan.lanes * plan.width, self.image[1].size)
@@ -181,8 +180,8 @@ class OutputTileWork(Work):
         )
         held = facts.registers // (warps * WARP * (registers + _MORE_REGISTERS))
         resident = max(min(max(held, plan.resident), facts.max_threads // plan.threads, room), 1)
-        computing = warps * issued / _SCHEDULERS
-        memory = moved / (facts.bandwidth / facts.multiprocessors / CLOCK)
+        computing = warps * issued / rates.schedulers
+        memory = moved / (facts.bandwidth / facts.multiprocessors / rates.window_clock)
         near = self._near(plan, tiles) + (read + results * self.stored * (1 + plan.exchanges)) / _NEAR
         each: float = (computing**SHARP + memory**SHARP + near**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
@@ -191,9 +190,9 @@ class OutputTileWork(Work):
         cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
         # The first blocks all load, and the last ones compute, while nothing else goes on.
         cycles += min(resident, ceil(plan.blocks, facts.multiprocessors)) * min(memory, max(computing, near))
-        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / CLOCK
+        return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / rates.window_clock
 
-    def _sectors(self, plan: Schedule) -> float:
+    def _sectors(self, plan: WindowTile) -> float:
         """Bytes of memory for each result that is stored: a part of a sector takes as long as all of it."""
         cols, moved = self.image[1].size, 0.0
         for store in self.kernel.stores:
@@ -203,7 +202,7 @@ class OutputTileWork(Work):
             moved += nbytes * (1 + (SECTOR - nbytes) / row if anywhere else 1)
         return moved
 
-    def _near(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+    def _near(self, plan: WindowTile, tiles: Sequence[TileShape]) -> float:
         """Cycles in which a block's threads read and write shared memory, besides whole vectors."""
         warps, cycles, rest = ceil(plan.threads, WARP), 0.0, iter(tiles)
         spots = first_warp(plan)
@@ -237,7 +236,7 @@ class OutputTileWork(Work):
                 cycles += warps * plan.unroll * plan.width * each
         return cycles
 
-    def _reducing_in_iterations(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+    def _reducing_in_iterations(self, plan: WindowTile, tiles: Sequence[TileShape]) -> float:
         """As `_reducing`, where rows are reduced in a turn of their own."""
         issued, rest = 0.0, iter(tiles)
         for way, iteration in zip(self.ways(plan, tiles), self.first_iterations(plan, tiles), strict=True):
@@ -252,7 +251,7 @@ class OutputTileWork(Work):
             issued += rows * (_ACCESS + (_CONDITION if window.down else 0)) + _REDUCE * way.reductions_down
         return issued
 
-    def _reducing(self, plan: Schedule, tiles: Sequence[TileShape]) -> float:
+    def _reducing(self, plan: WindowTile, tiles: Sequence[TileShape]) -> float:
         """The instructions of a thread that read tiles and reduce what they have."""
         issued, rest = 0.0, iter(tiles)
         for way in self.ways(plan, tiles):

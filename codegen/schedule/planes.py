@@ -17,7 +17,7 @@ from fusepass.codegen.schedule.output_tile import LEAST_REUSE
 from fusepass.codegen.schedule.output_tile_results import vector_of_results
 from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
 STAGES = 3
@@ -28,7 +28,6 @@ _REGISTERS = 160  # of a thread
 _HELD = 32  # registers of weights that all stay
 _OTHERS = 40  # registers besides results, a row and weights
 _UNROLLS = 1, 2, 3, 4, 6, 8  # rows of results of a thread
-_SCHEDULERS = 4  # of a multiprocessor, each of which issues one instruction a cycle
 _TURN = 20  # instructions of an iteration besides what is copied, read and reduced
 _STORE = 12  # of a vector of results
 # These fit times of 179 schedules of 7 pools on an H200: of each pool the one that is taken takes 6 % longer than the fastest; one takes 24 %,
@@ -41,7 +40,7 @@ _LATENCY = 3  # cycles from one of its instructions to the next
 _START = 1000  # cycles from a block's start to its first iteration, and behind its last
 
 
-def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> Schedule | None:
+def planes(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool) -> PlaneTile | None:
     """The output tiles that take the least time by an estimate; None where windows share too little, or nothing fits."""
     windows = plane_windows(kernel, program)
     if not facts.copies or not windows or any(window.reuse < LEAST_REUSE for window in windows):
@@ -71,7 +70,7 @@ class _Work(Work):
         return self.factors if self.factors <= _HELD else (self.factors + _HELD) // 2
 
 
-def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
+def _plans(work: _Work) -> Iterator[tuple[PlaneTile, float]]:
     """All output tiles that fit, each with the cycles that it takes."""
     z, y, x = work.kernel.rows[-3:]
     images = work.kernel.row_count // (z.size * y.size * x.size)
@@ -89,8 +88,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
             for several in divisors(images, THREADS[1] // (lanes * groups)) if output_tiles == 1 else (1,):
                 if lanes * groups * several < THREADS[0]:
                     continue
-                plan = Schedule(
-                    Walk.OUTPUT_TILE,
+                plan = PlaneTile(
                     width,
                     unroll,
                     lanes,
@@ -107,7 +105,7 @@ def _plans(work: _Work) -> Iterator[tuple[Schedule, float]]:
                         yield found
 
 
-def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
+def _finished(work: _Work, plan: PlaneTile) -> tuple[PlaneTile, float] | None:
     """The plan with its shared memory, and the cycles that it takes; None where a multiprocessor has no room for a block."""
     facts, through = work.facts, work.planes
     shapes = work.tiles(plan.tile_height, plan.lanes * plan.width, plan.width)
@@ -131,7 +129,9 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
 
     def cycles(blocks: int) -> float:
         """Of so many blocks of a multiprocessor at once."""
-        busy = max((blocks * warps + _ALONE) * max(issued / _SCHEDULERS, read), blocks * moved / _MEMORY)
+        busy = max(
+            (blocks * warps + _ALONE) * max(issued / facts.machine.rates.schedulers, read), blocks * moved / _MEMORY
+        )
         return (iterations + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
 
     full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
@@ -140,7 +140,7 @@ def _finished(work: _Work, plan: Schedule) -> tuple[Schedule, float] | None:
 
 
 def _iteration(
-    work: _Work, plan: Schedule, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
+    work: _Work, plan: PlaneTile, shapes: tuple[TileShape, ...], ways: Sequence[Reduced]
 ) -> tuple[float, float]:
     """The instructions of a thread in an iteration without its copies, and the cycles in which a warp reads shared memory."""
     through, issued, read = work.planes, float(_TURN), 0.0

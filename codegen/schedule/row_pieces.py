@@ -15,7 +15,9 @@ from fusepass.codegen.ir.program import Kernel, Partials, Program
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.output_tile_results import room_of_states
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_team import Pieces
 from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 
@@ -49,11 +51,15 @@ def row_pieces(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | No
     return pieces if enough else None
 
 
-def in_row_pieces(shape: Shape, partials: Partials) -> Schedule:
+def in_row_pieces(shape: Shape, partials: Partials) -> Rows:
     """The schedule of a kernel with reduction loops that reduces over rows, in as many pieces as it has."""
-    plan, over, pieces = _row(shape, partials), _over(shape.whole, partials), partials.pieces.size
-    blocks = shape.rows // over * pieces
-    return replace(plan, blocks=blocks, pieces=pieces, over=over, shared_bytes=_room(shape, partials, plan))
+    plan, pieces = _row(shape, partials), _pieces(shape, partials)
+    blocks = shape.rows // pieces.over * pieces.count
+    return replace(plan, blocks=blocks, shared_bytes=_room(shape, partials, plan))
+
+
+def _pieces(shape: Shape, partials: Partials) -> Pieces:
+    return Pieces(partials.pieces.size, _over(shape.whole, partials))
 
 
 def _over(kernel: Kernel, partials: Partials) -> int:
@@ -61,7 +67,7 @@ def _over(kernel: Kernel, partials: Partials) -> int:
     return prod(axis.size for axis in kernel.rows[-partials.over :])
 
 
-def _row(shape: Shape, partials: Partials) -> Schedule:
+def _row(shape: Shape, partials: Partials) -> Rows:
     """How threads share a row, and how many rows a block has at once."""
     assert shape.col_axis is not None
     width = shape.width(shape.col_axis)
@@ -72,17 +78,18 @@ def _row(shape: Shape, partials: Partials) -> Schedule:
     return plan
 
 
-def _fits(shape: Shape, partials: Partials, plan: Schedule) -> bool:
+def _fits(shape: Shape, partials: Partials, plan: Rows) -> bool:
     """Whether threads have the registers for what they hold."""
     return plan.unroll * _words(shape, partials, plan) <= _WAYS[-1][0]
 
 
-def _of_vectors(shape: Shape, partials: Partials, width: int) -> Schedule:
+def _of_vectors(shape: Shape, partials: Partials, width: int) -> Rows:
     """The same for rows that are read in such vectors."""
     vectors = ceil(shape.cols, width)
-    plan, lanes = Schedule(Walk.INNER, width, 1, 1, 1, 1, Keep.REGISTERS, packed=packs(shape, width)), 1
+    pieces, keep = _pieces(shape, partials), Keep.PACKED if packs(shape, width) else Keep.REGISTERS
+    plan, lanes = Rows(width, 1, 1, 1, 1, keep=keep), 1
     for words, early, most in _WAYS:
-        plan = replace(plan, early=early)
+        plan = replace(plan, split=replace(pieces, early=early))
         lanes = ceil(vectors, max(words // _words(shape, partials, plan), 1))
         if lanes <= most:
             break
@@ -93,13 +100,13 @@ def _of_vectors(shape: Shape, partials: Partials, width: int) -> Schedule:
     return plan
 
 
-def _words(shape: Shape, partials: Partials, plan: Schedule) -> int:
+def _words(shape: Shape, partials: Partials, plan: Rows) -> int:
     """Registers of a vector of a row, of that of the next one if it is under way, and of what was found of its columns."""
     found = plan.width * sum(map(state_bytes, partials.reductions)) // _WORD
-    following = ceil(plan.width * shape.kept_bytes, _WORD) if plan.early else 0
-    return words_held(shape, plan.width, packed=plan.packed) + following + found
+    following = ceil(plan.width * shape.kept_bytes, _WORD) if plan.pieces and plan.pieces.early else 0
+    return words_held(shape, plan.width, packed=plan.keep is Keep.PACKED) + following + found
 
 
-def _room(shape: Shape, partials: Partials, plan: Schedule) -> int:
+def _room(shape: Shape, partials: Partials, plan: Rows) -> int:
     """Bytes of shared memory in which threads leave what they find."""
     return sum(room_of_states(each, plan.groups * shape.cols) for each in partials.reductions)

@@ -23,7 +23,8 @@ from fusepass.codegen.schedule.lanes import (
     packs,
     resident_blocks,
 )
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, power_below, run_start
 from fusepass.codegen.schedule.staged import staged
 from fusepass.codegen.schedule.transpose import exchanged
@@ -112,14 +113,12 @@ def _pace_of(node: Gather, axis: Axis) -> float:
     return min([pace(node.index, axis), *(abs(place.stride) for place in moving if place.stride)])
 
 
-def inner(shape: Shape) -> Schedule:
+def inner(shape: Shape) -> Rows:
     """Threads side by side along a row: each row by part of a warp, a warp, or a block."""
     assert shape.col_axis is not None
     transposing = transposed_stores(shape, shape.col_axis, shape.row_axis)
     if transposing:
-        base = Schedule(
-            Walk.INNER, shape.width(shape.col_axis, but=frozenset(each.index for each in transposing)), 1, 1, 1, 1
-        )
+        base = Rows(shape.width(shape.col_axis, but=frozenset(each.index for each in transposing)), 1, 1, 1, 1)
     else:
         base = shape.vectors(shape.col_axis)
     plan = _of_vectors(shape, base, transposing)
@@ -127,11 +126,11 @@ def inner(shape: Shape) -> Schedule:
     while plan.keep is Keep.NOTHING and not shape.single and base.width > 1 and base.start is None:
         base = replace(base, width=base.width // 2)
         shorter = _of_vectors(shape, base, transposing)
-        plan = shorter if shorter.keep is Keep.REGISTERS else plan
+        plan = shorter if shorter.keep.in_registers else plan
     return plan
 
 
-def _of_vectors(shape: Shape, base: Schedule, transposing: Sequence[Transpose]) -> Schedule:
+def _of_vectors(shape: Shape, base: Rows, transposing: Sequence[Transpose]) -> Rows:
     """A schedule of rows that are read in such vectors."""
     width, vectors = base.width, base.vectors(shape.cols)
     many = len(shape.kernel.reductions) >= _MANY_REDUCTIONS and shape.fills(shape.rows * _MANY_LANES)
@@ -181,14 +180,14 @@ def _of_vectors(shape: Shape, base: Schedule, transposing: Sequence[Transpose]) 
     groups = rows_per_block(shape, lanes, transposing)
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
     if held is not None and not (shape.single and each * width > most):
-        base = exchanging_rows(replace(base, keep=Keep.REGISTERS, packed=packed), transposing, shape)
+        base = exchanging_rows(replace(base, keep=Keep.PACKED if packed else Keep.REGISTERS), transposing, shape)
         return staged(shape, replace(base, resident=resident_blocks(shape, base)))
     if shape.single:
         return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
     return long_rows(shape, base, vectors)
 
 
-def _of_many_reductions(shape: Shape, base: Schedule, vectors: int) -> Schedule:
+def _of_many_reductions(shape: Shape, base: Rows, vectors: int) -> Rows:
     """A schedule of rows that are read once and reduced to many numbers, such as products of few columns.
 
     What threads of a row found is merged number by number, so few share a row, and a vector of all that is read at a column fills a thread's registers.
@@ -253,7 +252,7 @@ def transposed_stores(shape: Shape, along: Axis | None, across: Axis | None) -> 
     return transposes(shape.kernel, shape.program, along, across, loads=False)
 
 
-def exchanging_rows(plan: Schedule, transposing: Sequence[Transpose], shape: Shape) -> Schedule:
+def exchanging_rows(plan: Rows, transposing: Sequence[Transpose], shape: Shape) -> Rows:
     """`plan` with its `transposing` stores exchanged, where a block has enough rows to fill what memory moves at once, and room for their tiles."""
     if not transposing or plan.groups * _narrowest(transposing, shape) < SECTOR:
         return plan
@@ -284,10 +283,10 @@ def _rows_across(shape: Shape, transposing: Sequence[Transpose]) -> int:
     return rows
 
 
-def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
+def long_rows(shape: Shape, base: Rows, vectors: int) -> Rows:
     """A row too long for registers that is needed more than once: kept in shared memory where it fits."""
     limit = shape.facts.shared_bytes_per_block - 32 * states_of_thread(shape.kernel)
-    most = replace(base, fetches=True).vectors(shape.cols) if base.start is not None else vectors
+    most = base.covering.vectors(shape.cols)
     lanes = 512
     shared = ceil(most, lanes) * lanes * base.width * shape.kept_bytes
     if shared > limit // 2:  # one block has the multiprocessor to itself
@@ -304,10 +303,10 @@ def long_rows(shape: Shape, base: Schedule, vectors: int) -> Schedule:
     )
     blocks = max(together, 1) * shape.facts.multiprocessors
     fetches = shape.rows >= _ITERATIONS * blocks and can_fetch(shape, split_statistics(shape.kernel, Builder()), base)
-    return replace(step, blocks=blocks, fetches=True) if fetches else step
+    return replace(step, blocks=blocks, keep=Keep.FETCHED) if fetches else step
 
 
-def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
+def can_fetch(shape: Shape, kernel: Kernel, vectors: Rows) -> bool:
     """Whether all that `kernel` keeps is loaded as it is, in whole `vectors` that a thread can copy to shared memory.
 
     `kernel` is that of `shape`, or what it becomes where statistics are split.
@@ -324,8 +323,8 @@ def can_fetch(shape: Shape, kernel: Kernel, vectors: Schedule) -> bool:
     def whole(index: Index) -> bool:
         if start is None:
             return width == 1 or is_vector(split_index(index, axis, lane), axis, lane)
-        own = run_start(index, axis, vectors.run)
-        return own is not None and begins_with(own, start, width)
+        own = run_start(index, axis, start.run)
+        return own is not None and begins_with(own, start.index, width)
 
     return all(
         isinstance(node, Load)

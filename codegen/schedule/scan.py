@@ -10,7 +10,9 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.ir.vectors import backwards
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.rows import prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 
@@ -43,11 +45,10 @@ def rows_stay(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
     return not prefers_rows(shape) and shape.cols <= _MOST_THREADS * _ELEMENTS
 
 
-def _along(shape: Shape) -> Schedule:
+def _along(shape: Shape) -> Rows:
     """Threads side by side along a row; where it has several reduction loops, enough for all of it at once."""
     assert shape.col_axis is not None
-    base = shape.vectors(shape.col_axis, _COVERED)
-    base = replace(base, covers=base.start is not None)
+    base = shape.vectors(shape.col_axis, _COVERED).covering
     width, vectors = base.width, base.vectors(shape.cols)
     stays = len(shape.kernel.reduction_loops) > 1
     threads, most = (_MOST_THREADS, vectors) if stays else (_LONG_ROW_THREADS, max(_ELEMENTS // width, 1))
@@ -75,7 +76,7 @@ def _without_a_rest(vectors: int, lanes: int, each: int) -> int:
     return more if more <= _A_LITTLE_MORE * each else each
 
 
-def _beside(shape: Shape) -> Schedule:
+def _beside(shape: Shape) -> Columns:
     """Threads side by side on neighbouring rows; several for each row where rows are too few."""
     assert shape.row_axis is not None
     width = shape.width(shape.row_axis, 4)
@@ -94,4 +95,4 @@ def _beside(shape: Shape) -> Schedule:
     near = min(neighbours(access.index, shape.row_axis) for access in shape.main) // width
     while lanes > near and groups * each < shape.cols and ceil(shape.rows, lanes * width) < shape.facts.multiprocessors:
         lanes, groups = lanes // 2, 2 * groups  # rows that lie apart may be another block's
-    return Schedule(Walk.OUTER, width, each, lanes, groups, ceil(shape.rows, lanes * width))
+    return Columns(width, each, lanes, groups, ceil(shape.rows, lanes * width))

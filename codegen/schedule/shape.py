@@ -17,7 +17,7 @@ from fusepass.codegen.ir.tile import fitting_width
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import ACCESS as ACCESS
 from fusepass.codegen.ir.vectors import begins_with, flatten, is_vector, picked, run_axes, split_index, start_of
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_rows import Rows, Start
 
 T = TypeVar("T")
 
@@ -145,14 +145,17 @@ class Shape:
         moves = any(axis in index.axes for place in places for index in indices_in(place.value))
         return [] if moves else [self._access(node.buffer, node.index, self.aligned, False) for node in gathers]
 
-    def vectors(self, axis: Axis, least: tuple[int, int] = _LONG_ROWS) -> Schedule:
+    def vectors(self, axis: Axis, least: tuple[int, int] = _LONG_ROWS) -> Rows:
         """A schedule with nothing but the vectors of rows that are read as they lie: their width, and where rows begin if that is anywhere.
 
         `least`: vectors and elements that such rows have.
         """
         width = self.width(axis)
-        wider, start, run = self.start(axis, width, least) or (width, None, 0)
-        return Schedule(Walk.INNER, wider, 1, 1, 1, 1, start=start, run=run)
+        found = self.start(axis, width, least)
+        if found is None:
+            return Rows(width, 1, 1, 1, 1)
+        wider, start, run = found
+        return Rows(wider, 1, 1, 1, 1, start=Start(start, run))
 
     def start(self, axis: Axis, width: int, least: tuple[int, int] = _LONG_ROWS) -> tuple[int, Index, int] | None:
         """Wider vectors than of `width` that most of the main traffic can use, where its rows begin, and how long their runs are, or 0

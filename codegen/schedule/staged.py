@@ -15,7 +15,8 @@ from fusepass.codegen.ir.expr import Load, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index, start_of
 from fusepass.codegen.schedule.lanes import is_long, words_held
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows, Staged
 from fusepass.codegen.schedule.shape import ACCESS, Shape
 
 _ROOM = 64 << 10  # bytes of a block; there are two at most
@@ -23,17 +24,18 @@ _SPARE, _PACKED_SPARE = 64, 40  # registers of a thread beside its row: with mor
 _UNIT = 8  # registers that a thread is given at once
 
 
-def staged(shape: Shape, plan: Schedule) -> Schedule:
+def staged(shape: Shape, plan: Rows) -> Rows:
     """`plan`, with as many steps of its weights in shared memory as have room there, where rows wait for these."""
-    if not shape.facts.clusters or shape.kernel.when is not None or plan.cluster > 1:
+    if not shape.facts.clusters or shape.kernel.when is not None or plan.cluster:
         return plan
-    if plan.keep is not Keep.REGISTERS or not plan.resident or not is_long(shape, plan):
+    if not plan.keep.in_registers or not plan.resident or not is_long(shape, plan):
         return plan
     if plan.lanes <= WARP or plan.groups > 1:
         return plan  # no barrier of the block between the beginning of the copies and the wait for them
     registers = shape.facts.registers // (plan.resident * plan.threads) // _UNIT * _UNIT
-    spare = registers - words_held(shape, plan.unroll * plan.width, packed=plan.packed)
-    loads = _loads(shape, plan) if spare <= (_PACKED_SPARE if plan.packed else _SPARE) else []
+    packed = plan.keep is Keep.PACKED
+    spare = registers - words_held(shape, plan.unroll * plan.width, packed=packed)
+    loads = _loads(shape, plan) if spare <= (_PACKED_SPARE if packed else _SPARE) else []
     if len(loads) < 2:
         return plan
     step = sum(load.dtype.nbytes for load in loads) * plan.width * plan.lanes
@@ -41,10 +43,11 @@ def staged(shape: Shape, plan: Schedule) -> Schedule:
     steps = min(_ROOM // step, whole)
     if steps < 1:
         return plan
-    return replace(plan, staged=steps, stages=frozenset(load.buffer for load in loads), shared_bytes=steps * step)
+    buffers = frozenset(load.buffer for load in loads)
+    return replace(plan, staged=Staged(steps, buffers), shared_bytes=steps * step)
 
 
-def _loads(shape: Shape, plan: Schedule) -> list[Load]:
+def _loads(shape: Shape, plan: Rows) -> list[Load]:
     """What every row meets in its last phase alone, in whole vectors of 16 bytes."""
     kernel, axis, lane = shape.kernel, shape.col_axis, Axis("lane", plan.width)
     assert axis is not None
@@ -65,7 +68,7 @@ def _loads(shape: Shape, plan: Schedule) -> list[Load]:
         if start is None or load.dtype.nbytes * plan.width != ACCESS:
             return False
         if plan.start is not None:
-            return begins_with(start, plan.start, plan.width)
+            return begins_with(start, plan.start.index, plan.width)
         return is_vector(split_index(load.index, axis, lane), axis, lane)
 
     return [

@@ -16,7 +16,9 @@ from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     can_fetch,
@@ -91,7 +93,7 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int
     return _team_with_weights(shape, base, members, teams) or (members, teams)
 
 
-def _team_with_weights(shape: Shape, base: Schedule, members: int, teams: int) -> tuple[int, int, int] | None:
+def _team_with_weights(shape: Shape, base: Rows, members: int, teams: int) -> tuple[int, int, int] | None:
     """The team made of as many teams of a circular buffer as have room for all weights of their columns, if one alone has not.
 
     It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long. Only of numbers
@@ -121,14 +123,14 @@ def _ahead(places: int, iterations: int, together: int) -> int | None:
     return ahead if ahead >= together * iterations else None
 
 
-def _waiting(shape: Shape, base: Schedule) -> int:
+def _waiting(shape: Shape, base: Rows) -> int:
     """How many vectors of all that rows share a thread may hold in registers; none where rows begin anywhere, and each meets them at other
     places."""
     weights = sum(load.dtype.nbytes for load in _weights(shape)) * base.width
     return _WAITING_WORDS * 4 // weights if weights and base.start is None else 0
 
 
-def may_buffer(shape: Shape, vectors: Schedule) -> bool:
+def may_buffer(shape: Shape, vectors: Rows) -> bool:
     """Whether a circular buffer serves the kernel: `vectors` that are copied as they are, and one reduction loop of little arithmetic.
 
     Online softmax gains nothing: exponentials take as long as what blocks wait for. Nor do rows with weights that the cache keeps
@@ -158,13 +160,15 @@ def _bytes(shape: Shape, loads: Iterable[Load]) -> int:
     return sum(shape.program.buffer(name).nbytes for name in {load.buffer for load in loads})
 
 
-def _vectors(shape: Shape) -> Schedule:
+def _vectors(shape: Shape) -> Rows:
     """Nothing but the vectors of rows that several blocks share."""
     assert shape.col_axis is not None
-    plan = replace(shape.vectors(shape.col_axis), members=2)
+    plan = shape.vectors(shape.col_axis).covering
     line = plan.width * LINE // ACCESS  # elements
     # Where a run begins in the middle of a line, the accesses of all its warps touch one more than they have.
-    return replace(plan, begin=line) if plan.run >= _LONG_RUN * line else plan
+    if plan.start is None or plan.run < _LONG_RUN * line:
+        return plan
+    return replace(plan, start=replace(plan.start, begin=line))
 
 
 def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int, wait: float = _WAIT) -> tuple[int, int]:
@@ -182,43 +186,57 @@ def _fitting(shape: Shape, row_bytes: int, blocks: int, needed: int, wait: float
     return members, min(blocks // members, shape.rows)
 
 
-def team(shape: Shape, team: Team) -> Schedule:
+def team(shape: Shape, team: Team) -> Rows:
     """The schedule of a kernel whose rows are shared."""
     assert shape.col_axis is not None
-    base = replace(_vectors(shape), members=team.members)
+    base = _vectors(shape)
     width, part = base.width, ceil(base.vectors(shape.cols), team.members)
-    circular_buffer = _ring(shape, team, base, part)
-    if circular_buffer is not None:
-        return circular_buffer
+    ring = _ring(shape, team, base, part)
+    if ring is not None:
+        return ring
     each = width * _kept_bytes(shape)
     resident = _RESIDENT if team.members * team.teams > shape.facts.multiprocessors else 1
     unroll = unroll_of(FEW_ELEMENTS // width, part, _LANES)
     kept = min(ceil(part, _LANES), _room(shape.kernel, shape.facts, resident) // (each * _LANES)) * _LANES
     blocks = team.members * team.teams
-    plan = replace(base, unroll=unroll, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=kept * each)
     held = _held(shape, width, part - kept, _HELD_WORDS[resident]) if kept < part else 0
-    plan = replace(plan, members=team.members, part=part, kept=min(kept, part), held=held, resident=resident)
+    of_block = TeamPart(team.members, part, kept=min(kept, part), held=held)
     # Where most is read again, the memory has enough to do with that.
-    return replace(plan, fetches=2 * plan.on_chip >= part and can_fetch(shape, shape.kernel, base))
+    fetches = 2 * of_block.on_chip(_LANES) >= part and can_fetch(shape, shape.kernel, base)
+    return replace(
+        base,
+        unroll=unroll,
+        lanes=_LANES,
+        blocks=blocks,
+        shared_bytes=kept * each,
+        resident=resident,
+        keep=Keep.FETCHED if fetches else Keep.SHARED,
+        split=of_block,
+    )
 
 
-def _ring(shape: Shape, team: Team, base: Schedule, part: int) -> Schedule | None:
+def _ring(shape: Shape, team: Team, base: Rows, part: int) -> Rows | None:
     """The schedule with a circular buffer, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
-    circular_buffer, iterations = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
-    ahead = _ahead(circular_buffer, iterations, team.together)
+    places, iterations = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
+    ahead = _ahead(places, iterations, team.together)
     fits = ahead is not None and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
     if ahead is None or not fits or team.members > _looking(team.together) or not may_buffer(shape, base):
         return None
-    shared = circular_buffer * AT_ONCE * _LANES * width * _kept_bytes(shape)
-    plan = replace(base, unroll=AT_ONCE, lanes=_LANES, blocks=blocks, keep=Keep.SHARED, shared_bytes=shared)
     waiting = min(_waiting(shape, base), ceil(part, _LANES)) // AT_ONCE * AT_ONCE
-    plan = replace(
-        plan, members=team.members, part=part, kept=part, resident=1, circular_buffer=circular_buffer, ahead=ahead
-    )
-    plan = replace(plan, waiting=waiting, together=team.together)
     # Weights that come from the cache have it for themselves.
-    return plan if _weights(shape) and waiting * _LANES < part else replace(plan, nearer=NEARER)
+    nearer = 0 if _weights(shape) and waiting * _LANES < part else NEARER
+    buffer = CircularBuffer(places, ahead, team.together, nearer, waiting)
+    return replace(
+        base,
+        unroll=AT_ONCE,
+        lanes=_LANES,
+        blocks=blocks,
+        shared_bytes=places * AT_ONCE * _LANES * width * _kept_bytes(shape),
+        resident=1,
+        keep=Keep.SHARED,
+        split=TeamPart(team.members, part, kept=part, buffer=buffer),
+    )
 
 
 def _weights(shape: Shape) -> list[Load]:

@@ -10,7 +10,9 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
 from fusepass.codegen.ir.transpose import Transpose
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, start_of
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Transposed
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import ACCESS, LINE
 
 
@@ -33,19 +35,25 @@ def exchanged(
 
 
 def exchange_tile(
-    kernel: Kernel, program: Program, plan: Schedule, transposing: Transpose, across: Axis, index: Index, guard: Guard
+    kernel: Kernel,
+    program: Program,
+    plan: Rows | Columns | Transposed,
+    transposing: Transpose,
+    across: Axis,
+    index: Index,
+    guard: Guard,
 ) -> Tile:
     """How the threads of a block read or write `transposing`, which stands at `index` where `guard` holds, vectors running along
     `across`."""
     buffer = program.buffer(transposing.buffer)
-    match plan.walk:
-        case Walk.INNER:
+    match plan:
+        case Rows():
             tile = kernel.col_count, plan.groups
-        case Walk.OUTER:
+        case Columns():
             tile = plan.lanes * plan.width, power_above(kernel.col_count)
-        case _:
+        case Transposed():
             tile = plan.tile
-    usable = plan.aligned or buffer.role is not Role.INPUT
+    usable = plan.memory.aligned or buffer.role is not Role.INPUT
 
     def fits(width: int) -> bool:
         lane = Axis("lane", width)
@@ -58,11 +66,12 @@ def exchange_tile(
     each = max(power_above(tile[0]) * tile[1] // plan.threads, 1)
     most = min(ACCESS // buffer.dtype.nbytes, each, tile[1])
     # A warp that has more of a row than all banks take at once reads whole vectors.
-    whole = plan.walk is Walk.TRANSPOSE and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
+    whole = isinstance(plan, Transposed) and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
     width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
     rows_lie = transposing.load is not None and not guard and usable and start_of(index, across) is not None
-    if plan.covered and rows_lie and width < widest and tile[1] % widest == 0:
+    covered = isinstance(plan, Transposed) and plan.covered
+    if covered and rows_lie and width < widest and tile[1] % widest == 0:
         return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covered=True)
     return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
 

@@ -15,7 +15,7 @@ from fusepass.codegen.device import WARP
 from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.banks import iterations_of_access
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import ACCESS, ceil
 
 _WIDEST = 4  # states that are laid down at once
@@ -57,7 +57,7 @@ class FirstIteration:
         return sum(tile.reach // tile.near * self.read for tile in tiles) + ceil(states, self.wide) * self.laid
 
 
-def first_iteration(plan: Schedule, way: Reduced, tile: TileShape, element: int) -> FirstIteration:
+def first_iteration(plan: WindowTile, way: Reduced, tile: TileShape, element: int) -> FirstIteration:
     """The one whose accesses are repeated least; elements of the tile have so many bytes."""
     down, right = way.window.below[0].steps
     strips = _Strips(
@@ -77,7 +77,7 @@ def first_iteration(plan: Schedule, way: Reduced, tile: TileShape, element: int)
     return _least_repeated(strips, taken, plan.width // way.lanes)
 
 
-def first_warp(plan: Schedule) -> list[tuple[int, int, int]]:
+def first_warp(plan: WindowTile) -> list[tuple[int, int, int]]:
     """Where the threads of a block's first warp stand: along the rows, down, and in which image."""
     return [plan.stands(thread) for thread in range(min(WARP, plan.threads))]
 

@@ -32,7 +32,7 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     plan = shape.vectors(shape.col_axis)
     column = flat_index(kernel.cols)
     loads = tuple(load for load in kernel.loads() if not (load.index - column).terms)
-    if plan.start is None or plan.run or not loads:
+    if plan.start is None or plan.start.run or not loads:
         return None
     row_bytes = kernel.col_count * max(access.nbytes for access in shape.main)
     found = plan.width, len(loads), row_bytes
@@ -43,4 +43,4 @@ def beginnings(program: Program, kernel: Kernel, facts: DeviceFacts) -> Beginnin
     if saved * moved < _LAUNCH or moved < max(facts.l2_bytes, _LEAST_TIMES * written):
         return None
     row = flat_index(kernel.rows)
-    return Beginnings(plan.width, plan.start.substitute({shape.row_axis: row}), loads, column)
+    return Beginnings(plan.width, plan.start.index.substitute({shape.row_axis: row}), loads, column)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, parts_apart
@@ -18,7 +19,7 @@ from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles
 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
@@ -30,37 +31,38 @@ STEP = 32  # bytes of a row of shared memory, of each operand, that a product ta
 
 
 @dataclass(frozen=True)
-class ChunkSchedule(Launch):
-    """The shape of one launch; see `Launch`.
+class ChunkSchedule(HalvedLaunch):
+    """The shape of one launch; see `HalvedLaunch`.
 
     Attributes:
         on: the positions in tiles; `Tiles.extent` counts places, those of the borders of all blocks among them.
-        run: places from one block of positions to the next.
         layers: places of each position.
-        slices: for each phase, the number of products of two places each.
         origins: for each part of the phases, as large as each other, that blocks of their own work on, `Tiles.origin`.
-        rows: tiles of 16 output channels that a block works on at once.
-        iterations: times that it does so for a tile of the input, each with channels of its own.
         teams: groups of four warps that take tiles of their own, so that one multiplies while another stores; or 1, for all warps.
         vector: neighbouring results that a thread stores at once.
-        parts: halves that stand for a number; there are as many columns for an output channel.
         buffers: tiles of the input in shared memory; with two, one is fetched while the other is worked on.
         source: where halves are made of tiles in the kernel, how these lie as they are fetched; None where halves are fetched.
-        channels: of the input.
     """
 
-    run: int
     layers: int
-    slices: tuple[int, ...]
     origins: tuple[tuple[int, ...], ...]
-    rows: int
-    iterations: int
     teams: int
     vector: int
-    parts: int
     buffers: int
     source: Tiles | None
-    channels: int
+
+    @property
+    def run(self) -> int:
+        """Places from one block of positions to the next."""
+        return BLOCK if self.neighbours else self.on.extent[-1] // (self.on.tile[-1] // BLOCK)
+
+    @cached_property
+    def slices(self) -> tuple[int, ...]:
+        """For each phase, the number of products of two places each."""
+        places = [len(phase.taps) * self.layers for phase in self.on.phases]
+        if self.by_parts:
+            return tuple(count // 2 + max(ceil(count / 4), 1) for count in places)
+        return tuple(max(ceil(count / 2), 1) for count in places)
 
     @property
     def neighbours(self) -> bool:
@@ -85,7 +87,7 @@ class ChunkSchedule(Launch):
     @property
     def covered(self) -> int:
         """Output channels that all blocks together work on."""
-        return ROWS * self.rows * self.iterations * (self.channel_blocks // self.phase_blocks)
+        return self.block_channels * (self.channel_blocks // self.phase_blocks)
 
     @property
     def by_parts(self) -> bool:
@@ -133,16 +135,6 @@ class ChunkSchedule(Launch):
         return 2 * HALVES * self.layers * self.layer_places
 
     @property
-    def block_channels(self) -> int:
-        """Output channels of a block."""
-        return ROWS * self.rows * self.iterations
-
-    @property
-    def largest_parts(self) -> int:
-        """Parts in which warps look for the largest number of a channel."""
-        return ceil(self.on.block_warps / self.channels)
-
-    @property
     def source_bytes(self) -> int:
         """Of a tile as it is fetched, and behind it, for each channel, an exponent, and its largest numbers or the factor of its results."""
         if self.source is None:
@@ -151,17 +143,15 @@ class ChunkSchedule(Launch):
         return DType.F32.nbytes * (self.channels * (self.source.pitch + found) + 2 * self.block_channels)
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
         iterations = f"{self.iterations} x " if self.iterations > 1 else ""
-        channels = f"{iterations}{ROWS * self.rows} channels x {tile} positions"
+        channels = f"{iterations}{ROWS * self.rows} channels x {self.on} positions"
         parts = f" in {self.phase_blocks} parts" if self.phase_blocks > 1 else ""
         phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
-        products = "halves x 3" if self.parts > 1 else "halves"
-        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {products}"
+        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {self.products}"
 
 
 def are_neighbours(tile: tuple[int, ...]) -> bool:
-    """`PlacesSchedule.neighbours` of a tile."""
+    """`ChunkSchedule.neighbours` of a tile."""
     return tile[-1] % (TOGETHER * BLOCK) == 0
 
 

@@ -31,10 +31,9 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
-    launched_blocks,
+    launched,
     pair_of,
     phases_of,
-    resident_blocks,
     source_tiles,
     state_floats,
     tiles_of,
@@ -44,7 +43,6 @@ _NEIGHBOURS = 4
 _MOST_SETS = 4
 _MOST_ITERATIONS = 4
 _LARGE_TEAMS = 3  # for which threads have registers for all of these sums
-_CLOCK = 1.5e9  # cycles a second of an H200 under such work
 _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of its own
 _MOST_SUMS = 128  # registers of a thread
 
@@ -62,7 +60,7 @@ def chunk_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> Chun
 def estimated_seconds(kernel: Kernel, program: Program, plan: ChunkSchedule, facts: DeviceFacts) -> float:
     """The estimated time of a kernel with few input channels."""
     samples = program.buffer(anchor_of(kernel).source).shape[0]
-    return cost_of_few(kernel, plan) * samples / facts.multiprocessors / _CLOCK
+    return cost_of_few(kernel, plan) * samples / facts.multiprocessors / facts.machine.rates.product_clock
 
 
 def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
@@ -107,7 +105,7 @@ def _has_whole_rows(kernel: Kernel, vector: int) -> bool:
 
 
 def _vector(kernel: Kernel, program: Program) -> int:
-    """`PlacesSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1.
+    """`ChunkSchedule.vector`: 4 where rows of the results are whole numbers of these, and nothing but results goes along them; else 1.
 
     Where rows are reduced, what else goes along them is the same for many of them.
     """
@@ -176,7 +174,7 @@ def _phase_blocks(kernel: Kernel) -> list[int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The phases in parts: `PlacesSchedule.origins`, and how far the border of any part reaches along each axis."""
+    """The phases in parts: `ChunkSchedule.origins`, and how far the border of any part reaches along each axis."""
 
     origins: tuple[tuple[int, ...], ...]
     reach: tuple[int, ...]
@@ -201,7 +199,7 @@ def _layers(kernel: Kernel, program: Program) -> int:
 
 
 def _sums_of_number(kernel: Kernel, program: Program) -> int:
-    """Sums for a result: as many as a number has parts, or one where products are `PlacesSchedule.by_parts`."""
+    """Sums for a result: as many as a number has parts, or one where products are `ChunkSchedule.by_parts`."""
     anchor = anchor_of(kernel)
     apart = isinstance(anchor.halves, ScaledWeights) and parts_apart(
         program.buffer(anchor.source).shape[1], anchor.parts
@@ -249,12 +247,6 @@ def _candidate(
     if sums > (_MOST_SUMS if teams <= _LARGE_TEAMS else _MOST_SUMS // 2) or sums > _MOST_SUMS * on.pair:
         return None
     channel_blocks = ceil(sizes[1] / (ROWS * rows * iterations)) * len(origins)
-    slices = tuple(
-        _product_count(len(phase.taps) * layers, parts > _sums_of_number(kernel, program)) for phase in on.phases
-    )
-    each = len(slices) // len(origins)
-    if len({sum(slices[at : at + each]) for at in range(0, len(slices), each)}) > 1:
-        return None
     on = replace(
         on, state_floats=state_floats(kernel, rows * iterations)
     )  # iterations may take more channels than there are
@@ -262,9 +254,7 @@ def _candidate(
         on = replace(on, block_warps=4 * teams, state_floats=on.state_floats * 4 * teams // WARPS)
     plan = ChunkSchedule(
         on=on,
-        run=BLOCK if are_neighbours(on.tile) else on.extent[-1] // (on.tile[-1] // BLOCK),
         layers=layers,
-        slices=slices,
         origins=origins,
         rows=rows,
         iterations=iterations,
@@ -275,27 +265,18 @@ def _candidate(
         source=source_tiles(kernel, program, on) if isinstance(anchor.halves, ScaledWeights) else None,
         channels=program.buffer(anchor.source).shape[1],
         channel_blocks=channel_blocks,
-        blocks=0,
-        resident=0,
-        shared_bytes=0,
     )
-    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes + plan.source_bytes
-    if shared > facts.shared_bytes_per_block:
+    each = len(plan.slices) // len(origins)
+    if len({sum(plan.slices[at : at + each]) for at in range(0, len(plan.slices), each)}) > 1:
         return None
+    shared = plan.weight_bytes + 4 * on.staged_floats + teams * buffers * plan.tile_bytes + plan.source_bytes
     most, tiles = _most_resident(plan, anchor.precision), sizes[0] * prod(on.tiles)
-    resident = resident_blocks(facts, shared, most)
-    if kernel.partials and tiles < teams:  # each has a piece
+    found = launched(plan, facts, shared, most, tiles // teams)
+    if found is None or (kernel.partials and tiles < teams):  # each has a piece
         return None
     # A block for each iteration, or in the room of the weights, hides more than iterations save.
-    if iterations > 1 and (tiles < resident * facts.multiprocessors or (resident < most and _is_few(kernel, program))):
-        return None
-    blocks = launched_blocks(facts, resident, channel_blocks, tiles // teams)
-    return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
-
-
-def _product_count(places: int, by_parts: bool) -> int:
-    """Products of a phase with so many places; see `PlacesSchedule.by_parts`."""
-    return places // 2 + max(ceil(places / 4), 1) if by_parts else max(ceil(places / 2), 1)
+    alone = tiles < found.resident * facts.multiprocessors or (found.resident < most and _is_few(kernel, program))
+    return None if iterations > 1 and alone else found
 
 
 def _most_resident(plan: ChunkSchedule, precision: Precision) -> int:

@@ -30,11 +30,10 @@ from fusepass.codegen.schedule_convolution.tiles import (
     group_cycles,
     group_registers,
     in_channels,
-    launched_blocks,
+    launched,
     out_channels,
     phases_of,
     products_in_words,
-    resident_blocks,
     tile_shapes,
     tiles_of,
     written_cycles,
@@ -62,7 +61,7 @@ class Piece:
     Attributes:
         chunk: of the input channels.
         swaps: whether it belongs to the other phase of a pair than the piece before it.
-        first, count: slices, as `StreamedSchedule.slices` lists them.
+        first, count: slices, as `MultistageSchedule.slices` lists them.
         loads: whether the input of another chunk is fetched with it.
         last: whether the results of its phases are complete behind it.
     """
@@ -142,8 +141,7 @@ class MultistageSchedule(Launch):
         return tuple(_pieces(self.on.phases, self.on.pair, self.chunks, self.depth, self.longest))
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS * self.block_rows} channels x {tile} positions"
+        channels = f"{ROWS * self.block_rows} channels x {self.on} positions"
         phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
         chunks = f"{self.chunks} chunks of {self.depth * DEPTH} input channels"
         products = products_in_words(self.precision, self.on)
@@ -215,9 +213,6 @@ def _arrangements(
             units = rows * high * max(anchor.parts, 1)
             streams = stages * longest * units * SLICE_FLOATS + inputs * depth * DEPTH * on.pitch
             shared = 4 * (streams + on.staged_floats)
-            if shared > facts.shared_bytes_per_block:
-                continue
-            resident = resident_blocks(facts, shared, most)
             plan = MultistageSchedule(
                 on=on,
                 depth=depth,
@@ -231,12 +226,10 @@ def _arrangements(
                 precision=anchor.precision,
                 parts_of_weights=anchor.parts,
                 channel_blocks=channel_blocks,
-                blocks=launched_blocks(facts, resident, channel_blocks, samples * prod(on.tiles)),
-                resident=resident,
-                shared_bytes=shared,
             )
-            if _count(plan) <= _MOST_PIECES:
-                yield plan
+            found = launched(plan, facts, shared, most, samples * prod(on.tiles))
+            if found is not None and _count(found) <= _MOST_PIECES:
+                yield found
 
 
 def _least_pieces(on: Tiles, chunks: int, depth: int, longest: int) -> int:

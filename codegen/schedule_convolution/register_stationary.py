@@ -17,7 +17,7 @@ from math import ceil, prod
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, Launch, Tiles
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles
 
 LANES = 4  # threads that share a position: a quarter has a pair for each
 _CHAIN = 5  # products in a row where accuracy is wanted: tensor cores round their sums towards zero
@@ -38,24 +38,16 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class RegisterStationarySchedule(Launch, abc.ABC):
-    """The shape of one launch whose threads hold weights; see `Launch`.
+class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
+    """The shape of one launch whose threads hold weights; see `HalvedLaunch`.
 
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
-        rows: tiles of 16 output channels that a warp works on at once.
-        iterations: times that a block does so for a tile of the input, each with channels of its own.
-        parts: halves that stand for a number.
-        channels: of the input.
         sizes: of the result, along its spatial axes.
         reduces: whether nothing but what values reduce to is stored: then sums are laid out nowhere, unless they are computed by their
             definition; these are where a tile was.
     """
 
-    rows: int
-    iterations: int
-    parts: int
-    channels: int
     sizes: tuple[int, ...]
     reduces: bool
 
@@ -75,19 +67,9 @@ class RegisterStationarySchedule(Launch, abc.ABC):
         return prod(self.on.tile) // (GROUP * COLUMNS)
 
     @property
-    def block_channels(self) -> int:
-        """Output channels of a block."""
-        return ROWS * self.rows * self.iterations
-
-    @property
     def covered(self) -> int:
         """Output channels that all blocks together work on."""
         return self.block_channels * self.channel_blocks
-
-    @property
-    def largest_parts(self) -> int:
-        """Parts in which warps look for the largest number of a channel."""
-        return ceil(self.on.block_warps / self.channels)
 
     @property
     @abc.abstractmethod
@@ -109,15 +91,10 @@ class RegisterStationarySchedule(Launch, abc.ABC):
         """Of an exponent and the largest numbers of each channel, and the exponents and factors of output channels."""
         return DType.F32.nbytes * ceil((self.channels * (1 + self.largest_parts) + 2 * self.block_channels) / 4) * 4
 
-    @property
-    def _products(self) -> str:
-        """For descriptions."""
-        return "halves x 3" if self.parts > 1 else "halves"
-
 
 @dataclass(frozen=True)
 class PairsSchedule(RegisterStationarySchedule):
-    """The shape of one launch whose warps multiply by themselves; see `HeldSchedule`.
+    """The shape of one launch whose warps multiply by themselves; see `RegisterStationarySchedule`.
 
     Attributes:
         along: whether the numbers of a word are neighbours along the last axis; else they are of two channels.
@@ -152,11 +129,12 @@ class PairsSchedule(RegisterStationarySchedule):
         return DType.F32.nbytes * planes * self.on.pitch
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
         iterations = f"{self.iterations} x " if self.iterations > 1 else ""
-        channels = f"{iterations}{ROWS * self.rows} channels x {tile} positions"
+        channels = f"{iterations}{ROWS * self.rows} channels x {self.on} positions"
         pairs = "neighbours" if self.along else "two channels"
-        return f"{self.blocks} blocks, {channels}, {self.steps} products of {pairs}, weights in registers, {self._products}"
+        return (
+            f"{self.blocks} blocks, {channels}, {self.steps} products of {pairs}, weights in registers, {self.products}"
+        )
 
 
 def held_registers(plan: RegisterStationarySchedule) -> int:

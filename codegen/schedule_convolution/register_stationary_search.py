@@ -30,9 +30,8 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
-    launched_blocks,
+    launched,
     phases_of,
-    resident_blocks,
     state_floats,
     tiles_of,
     written_cycles,
@@ -219,20 +218,11 @@ def _candidate(
         sizes=tuple(sizes[2:]),
         reduces=reduces,
         channel_blocks=ceil(every / iterations),
-        blocks=0,
-        resident=0,
-        shared_bytes=0,
     )
     fitting = _fitting_warps(plan)
     if held_registers(plan) > MOST_REGISTER_STATIONARY or fitting < warps:
         return None
-    shared = shared_bytes(plan)
-    if shared > facts.shared_bytes_per_block:
-        return None
-    resident = resident_blocks(facts, shared, fitting // warps)
-    tiles = sizes[0] * prod(on.tiles)
-    blocks = launched_blocks(facts, resident, plan.channel_blocks, tiles)
-    return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
+    return launched(plan, facts, shared_bytes(plan), fitting // warps, sizes[0] * prod(on.tiles))
 
 
 def shared_bytes(plan: PairsSchedule) -> int:

@@ -28,12 +28,11 @@ from fusepass.codegen.schedule_convolution.tiles import (
     group_cycles,
     group_registers,
     in_channels,
-    launched_blocks,
+    launched,
     out_channels,
     pair_of,
     phases_of,
     products_in_words,
-    resident_blocks,
     tile_shapes,
     tiles_of,
     written_cycles,
@@ -68,8 +67,7 @@ class SharedStationarySchedule(Launch):
         return self.channels * self.channel_blocks
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
-        channels = f"{self.channels} channels x {tile} positions"
+        channels = f"{self.channels} channels x {self.on} positions"
         phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
         return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, {products_in_words(self.precision, self.on)}"
 
@@ -119,13 +117,10 @@ def _candidate(
     together = ROWS // 2 if anchor.warps > 1 and outs <= ROWS // 2 else ROWS * rows
     weights = sum(steps) * SLICE * (together * max(anchor.parts, 1) + 1)  # with their taps
     shared = 4 * (weights + on.staged_floats + buffers * channels * on.pitch)
-    if shared > facts.shared_bytes_per_block:
-        return None
     channel_blocks = anchor.groups * ceil(outs / (ROWS * rows))
     if kernel.reduction_loops and channel_blocks > 1:
         return None  # a thread reduces what its block has
-    resident = resident_blocks(facts, shared, _most_resident(on, rows, kept, anchor.precision))
-    return SharedStationarySchedule(
+    plan = SharedStationarySchedule(
         on=on,
         steps=steps,
         rows=rows,
@@ -133,10 +128,9 @@ def _candidate(
         buffers=buffers,
         precision=anchor.precision,
         channel_blocks=channel_blocks,
-        blocks=launched_blocks(facts, resident, channel_blocks, samples * prod(on.tiles)),
-        resident=resident,
-        shared_bytes=shared,
     )
+    most_resident = _most_resident(on, rows, kept, anchor.precision)
+    return launched(plan, facts, shared, most_resident, samples * prod(on.tiles))
 
 
 def _most_resident(on: Tiles, rows: int, kept: int, precision: Precision) -> int:

@@ -37,24 +37,35 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SparseSchedule(RegisterStationarySchedule):
-    """The shape of one launch; see `HeldSchedule`.
+class Places:
+    """How a tile's places lie in shared memory.
 
     Attributes:
-        runs: those of each step, `deeper` places apart.
-        deeper: see there.
-        width: places in a row of a tile.
+        width: of them in a row of a tile.
+        deeper: from a run of a step to the next one.
         shift: where, in a row of the tile as it is fetched, the first place's numbers begin.
+        slack: of them behind all others, which are read and multiplied by zero.
+    """
+
+    width: int
+    deeper: int
+    shift: int
+    slack: int
+
+
+@dataclass(frozen=True)
+class SparseSchedule(RegisterStationarySchedule):
+    """The shape of one launch; see `RegisterStationarySchedule`.
+
+    Attributes:
+        runs: those of each step, `Places.deeper` apart.
+        places: how they lie in a tile.
         lines: groups of 8 columns that are multiplied at once: neighbours along the last axis but one, or the last where there is no other.
-        slack: places behind all others that are read and multiplied by zero.
     """
 
     runs: tuple[tuple[Run, ...], ...]
-    deeper: int
-    width: int
-    shift: int
+    places: Places
     lines: int
-    slack: int
 
     @property
     def steps(self) -> int:
@@ -73,13 +84,13 @@ class SparseSchedule(RegisterStationarySchedule):
     @property
     def layer(self) -> int:
         """Places of one part of a tile."""
-        return self.channels * self.input_rows * self.width
+        return self.channels * self.input_rows * self.places.width
 
     @property
     def packed_room(self) -> int:
         """Bytes for a tile's halves, or for results that are laid out instead."""
         laid_out = DType.F32.nbytes * (self.on.staged_floats - self.on.state_floats)
-        return max(PLACE_BYTES * (self.parts * self.layer + self.slack), laid_out)
+        return max(PLACE_BYTES * (self.parts * self.layer + self.places.slack), laid_out)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,9 +111,8 @@ class SparseSchedule(RegisterStationarySchedule):
         return DType.F32.nbytes * self.channels * self.on.pitch
 
     def __str__(self) -> str:
-        tile = " x ".join(map(str, self.on.tile))
-        channels = f"{ROWS} channels x {tile} positions"
+        channels = f"{ROWS} channels x {self.on} positions"
         return (
             f"{self.blocks} blocks, {channels}, {self.steps} sparse products of {self.lines * GROUP} columns, "
-            f"weights in registers, {self._products}"
+            f"weights in registers, {self.products}"
         )

@@ -18,6 +18,7 @@ from fusepass.codegen.schedule_convolution.sparse import (
     PLACE_BYTES,
     SET_POSITIONS,
     STEP_RUNS,
+    Places,
     Run,
     SparseSchedule,
 )
@@ -28,9 +29,8 @@ from fusepass.codegen.schedule_convolution.tiles import (
     anchor_of,
     border_of,
     dimensions,
-    launched_blocks,
+    launched,
     phases_of,
-    resident_blocks,
     state_floats,
     tiles_of,
 )
@@ -131,22 +131,24 @@ class _Steps:
         return [prod(on.extent[:-1]) * width, *(stride * width for stride in rows), 1]
 
     def width(self, on: Tiles) -> int:
-        """`SparseSchedule.width`."""
+        """`Places.width`."""
         return on.tile[-1] // NEIGHBOURS + len(self.offsets[-1]) - 1
 
     def shift(self, on: Tiles) -> int:
-        """`SparseSchedule.shift`."""
+        """`Places.shift`."""
         return self.offsets[-1][0] - on.origin[-1]
 
     def deeper(self, on: Tiles) -> int:
-        """`SparseSchedule.deeper`."""
+        """`Places.deeper`."""
         along = self.offsets[self.axis]
         each = along[1] - along[0] if len(along) > 1 and self.axis + 1 < len(self.offsets) else 1
         return self.strides(on)[self.axis] * each
 
-    def slack(self, on: Tiles) -> int:
-        """`SparseSchedule.slack`."""
-        return max(STEP_RUNS - len(self.offsets[self.axis]), 0) * self.deeper(on)
+    def places(self, on: Tiles) -> Places:
+        """`SparseSchedule.places`."""
+        deeper = self.deeper(on)
+        slack = max(STEP_RUNS - len(self.offsets[self.axis]), 0) * deeper
+        return Places(self.width(on), deeper, self.shift(on), slack)
 
     def runs(self, on: Tiles) -> tuple[tuple[Run, ...], ...]:
         """`SparseSchedule.runs`."""
@@ -196,22 +198,13 @@ def _candidates(kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, li
             sizes=tuple(sizes[2:]),
             reduces=True,
             runs=runs,
-            deeper=steps.deeper(on),
-            width=steps.width(on),
-            shift=steps.shift(on),
+            places=steps.places(on),
             lines=lines,
-            slack=steps.slack(on),
             channel_blocks=ceil(sizes[1] / ROWS),
-            blocks=0,
-            resident=0,
-            shared_bytes=0,
         )
-        shared = shared_bytes(plan)
-        if shared > facts.shared_bytes_per_block:
-            continue
-        resident = resident_blocks(facts, shared, _MOST_WARPS // warps)
-        blocks = launched_blocks(facts, resident, plan.channel_blocks, sizes[0] * prod(on.tiles))
-        yield replace(plan, blocks=blocks, resident=resident, shared_bytes=shared)
+        found = launched(plan, facts, shared_bytes(plan), _MOST_WARPS // warps, sizes[0] * prod(on.tiles))
+        if found is not None:
+            yield found
 
 
 def shared_bytes(plan: SparseSchedule) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
+from typing import TypeVar
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
@@ -63,6 +64,9 @@ class Tiles:
     block_warps: int = WARPS
     pace: int = 0
 
+    def __str__(self) -> str:
+        return " x ".join(map(str, self.tile))
+
     @property
     def threads(self) -> int:
         return 32 * self.block_warps
@@ -113,23 +117,59 @@ class Launch:
 
     on: Tiles
     channel_blocks: int
-    blocks: int
-    resident: int
-    shared_bytes: int
+    blocks: int = field(default=0, kw_only=True)
+    resident: int = field(default=0, kw_only=True)
+    shared_bytes: int = field(default=0, kw_only=True)
 
     @property
     def threads(self) -> int:
         return self.on.threads
 
 
-def resident_blocks(facts: DeviceFacts, shared_bytes: int, most: int) -> int:
-    """`Launch.resident`: blocks for whose shared memory a multiprocessor has the room, if it has registers for `most`."""
-    return max(min(facts.shared_bytes_per_block // shared_bytes, most), 1)
+@dataclass(frozen=True)
+class HalvedLaunch(Launch):
+    """What those have in common that multiply by scaled halves.
+
+    Attributes:
+        rows: tiles of 16 output channels that a warp works on at once.
+        iterations: times that a block does so for a tile of the input, each with channels of its own.
+        parts: halves that stand for a number.
+        channels: of the input.
+    """
+
+    rows: int
+    iterations: int
+    parts: int
+    channels: int
+
+    @property
+    def block_channels(self) -> int:
+        """Output channels of a block."""
+        return ROWS * self.rows * self.iterations
+
+    @property
+    def largest_parts(self) -> int:
+        """Parts in which warps look for the largest number of a channel."""
+        return ceil(self.on.block_warps / self.channels)
+
+    @property
+    def products(self) -> str:
+        """For descriptions."""
+        return "halves x 3" if self.parts > 1 else "halves"
 
 
-def launched_blocks(facts: DeviceFacts, resident: int, channel_blocks: int, tiles: int) -> int:
-    """`Launch.blocks`: as many as the device holds at once, or fewer where there are fewer `tiles` of all samples."""
-    return max(min(tiles, resident * facts.multiprocessors // channel_blocks), 1) * channel_blocks
+P = TypeVar("P", bound=Launch)
+
+
+def launched(plan: P, facts: DeviceFacts, shared_bytes: int, most: int, tiles: int) -> P | None:
+    """`plan` with as many blocks as the device holds at once, or fewer where there are fewer `tiles` of all samples; None where a
+    multiprocessor has not so much shared memory. It has registers for `most` blocks.
+    """
+    if shared_bytes > facts.shared_bytes_per_block:
+        return None
+    resident = max(min(facts.shared_bytes_per_block // shared_bytes, most), 1)
+    blocks = max(min(tiles, resident * facts.multiprocessors // plan.channel_blocks), 1) * plan.channel_blocks
+    return replace(plan, blocks=blocks, resident=resident, shared_bytes=shared_bytes)
 
 
 def dimensions(kernel: Kernel) -> tuple[Axis, ...]:

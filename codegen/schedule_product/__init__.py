@@ -26,7 +26,6 @@ _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-_LIBRARY_FLOAT32 = 51e12 / 132  # the library's float32 kernel: 1024 x 8192 x 8192 in 2.69 ms on an H200
 _FILLERS = 128  # threads
 QUAD = 4  # neighbours that a product which makes its right operand loads at once
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
@@ -129,7 +128,7 @@ def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
         return False
     if min(rows, columns, product.inner) < _LEAST_SIZE or not serves(program, kernel, facts):
         return False
-    library = _flops(kernel) / (_LIBRARY_FLOAT32 * facts.multiprocessors)
+    library = _flops(kernel) / (facts.machine.rates.library_float32 * facts.multiprocessors)
     return _CLEAR * _pieces_and_seconds(program, kernel, facts)[1] <= library
 
 

@@ -10,17 +10,11 @@ from fusepass.codegen.ir.expr import Apply, Expr, walk
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.machine import Rates
 from fusepass.codegen.schedule_product.tiles import Tiling
 
-# FLOP per second and multiprocessor of the best tile, by warps on their own (mma.sync) and by groups of them (wgmma), measured on
-# an H200: 1024 x 8192 x 8192 for float32, 4096 x 4096 x 4096 for the others.
-_RATES = {
-    False: {Arithmetic.TF32_THREE: 58.7e12 / 132, Arithmetic.TF32: 155e12 / 132, Arithmetic.HALVES: 349e12 / 132},
-    True: {Arithmetic.TF32_THREE: 113e12 / 132, Arithmetic.TF32: 245e12 / 132, Arithmetic.HALVES: 663e12 / 132},
-}
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
-_ISSUED = 4.8e9  # instructions of a warp that a multiprocessor issues in a second while it works on what follows sums, measured
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
 # Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
@@ -43,7 +37,7 @@ def seconds_of(
     one = 2 * tiling.rows * tiling.columns * tiling.depth(product)
     each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
     share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
-    computing = each * one / (_RATES[tiling.groups][product.arithmetic] * share)
+    computing = each * one / (_rate(facts.machine.rates, tiling, product.arithmetic) * share)
     written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
     moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
     idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
@@ -59,6 +53,18 @@ def seconds_of(
     return max(working, idle * moving, alone / beside)
 
 
+def _rate(rates: Rates, tiling: Tiling, arithmetic: Arithmetic) -> float:
+    """Floating-point operations of a multiprocessor in a second, with the best tile."""
+    found = rates.group_products if tiling.groups else rates.warp_products
+    match arithmetic:
+        case Arithmetic.TF32_THREE:
+            return found.tf32_three
+        case Arithmetic.TF32:
+            return found.tf32
+        case Arithmetic.HALVES:
+            return found.halves
+
+
 def _following(kernel: Kernel, facts: DeviceFacts) -> float:
     """Seconds for what a kernel does behind its sums."""
     phases = [[value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops]
@@ -67,7 +73,7 @@ def _following(kernel: Kernel, facts: DeviceFacts) -> float:
     each = sum(_PHASE + _instructions(phase) for phase in phases)
     once = _instructions([store.value for store in kernel.row_stores])
     count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
-    return count / 32 / (_ISSUED * facts.multiprocessors)
+    return count / 32 / (facts.machine.rates.after_products * facts.multiprocessors)
 
 
 def _instructions(roots: Sequence[Expr]) -> int:

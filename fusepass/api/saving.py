@@ -23,7 +23,8 @@ from fusepass.capture.naming import input_text, positional_names
 from fusepass.capture.trace import Captured, CaptureFailure, capture
 from fusepass.codegen import build, instructions
 from fusepass.codegen.detect import device_facts, taken_for
-from fusepass.codegen.device import ARCHITECTURES, DeviceFacts
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.machine import ARCHITECTURES
 from fusepass.compile.pipeline import CompiledGraph, compile_graph, operators_of
 from fusepass.config import override
 from fusepass.errors import ArtifactError, BuildError, CaptureError

@@ -10,7 +10,8 @@ from _pytest.mark import ParameterSet
 from torch import nn
 
 from benchmarks.layers import Workload
-from fusepass.codegen.device import ARCHITECTURES, DeviceFacts
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.machine import ARCHITECTURES
 from fusepass.codegen.render import cuda_headers
 from fusepass.codegen.source import Source
 from tests import compile_cuda

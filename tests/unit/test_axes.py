@@ -15,7 +15,7 @@ from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.passes.axes import rename_axes, split_axes
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from tests.support.regions import NO_SPLIT, region
 
 F64 = torch.float64
@@ -112,6 +112,6 @@ def test_an_axis_is_split_where_another_part_of_it_is_nearest() -> None:
     made.check(program)
     (kernel,) = program.kernels
     assert 32 in [axis.size for axis in kernel.rows]
-    assert schedule(kernel, program, DeviceFacts.h200()).walk is Walk.TRANSPOSE
+    assert isinstance(schedule(kernel, program, DeviceFacts.h200()), Transposed)
     near = region(lambda x: F.pixel_shuffle(x, 2), torch.randn(2, 16, 8, 8)).passed(pass_options(DeviceFacts.h200()))
-    assert schedule(near.kernels[0], near, DeviceFacts.h200()).walk is Walk.POINTWISE
+    assert isinstance(schedule(near.kernels[0], near, DeviceFacts.h200()), Pointwise)

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.errors import IRError
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -56,11 +56,16 @@ def test_when(rows: int, cols: int, cluster: int) -> None:
         (kernel,) = program.kernels
         plan = schedule(kernel, program, H200)
         assert plan.blocks == rows * cluster
-        assert plan.keep is Keep.REGISTERS
-        assert plan.lanes * plan.unroll >= plan.part
-        assert (cluster - 1) * plan.part < plan.vectors(cols) <= cluster * plan.part
+        assert isinstance(plan, Rows)
+        assert plan.cluster is not None
+        assert plan.keep.in_registers
+        assert plan.lanes * plan.unroll >= plan.cluster.part
+        assert (cluster - 1) * plan.cluster.part < plan.vectors(cols) <= cluster * plan.cluster.part
         assert f"fp::launch_clusters<region_0>({cluster}, {plan.blocks}," in render(program, H200).text
-        assert schedule(kernel, program, H200, aligned=False).cluster == cluster
+        plan = schedule(kernel, program, H200, aligned=False)
+        assert isinstance(plan, Rows)
+        assert plan.cluster is not None
+        assert plan.cluster.members == cluster
 
 
 def test_a_ring_is_better() -> None:

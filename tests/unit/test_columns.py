@@ -16,7 +16,8 @@ from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Keep, Walk
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_columns import Columns
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of
@@ -53,8 +54,9 @@ def test_values(name: str, function: Callable[[Tensor], Tensor]) -> None:
     made = region(function, (4 * torch.randn(shape)).to(dtype))
     program = made.passed(pass_options(SMALL))
     plan = schedule(program.kernels[0], program, SMALL)
-    assert (plan.walk, plan.keep) == (Walk.OUTER, Keep.REGISTERS)
-    assert (plan.width, plan.lanes, plan.groups, plan.resident, plan.packed) == said
+    assert isinstance(plan, Columns)
+    assert plan.keep.in_registers
+    assert (plan.width, plan.lanes, plan.groups, plan.resident, plan.keep is Keep.PACKED) == said
     results = emulate(program, render(program, SMALL), made.memory(program))
     for output, want in zip(program.outputs, made.exact(), strict=True):
         torch.testing.assert_close(tensor_of(results[output], program.buffer(output)), want)

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.search.space import search_space
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
@@ -95,7 +95,7 @@ def test_few_threads_have_a_row_of_many_sums() -> None:
     given = region(nn.Sequential(linear(640, 10), nn.ReLU()), torch.randn(4096, 640), cuda=True)
     program = generate(given.program, given.builder, SMALL, AnchorSource.ARITHMETIC).program
     plan = schedule(program.kernels[0], program, SMALL)
-    assert (plan.walk, plan.lanes, plan.groups, plan.unroll) == (Walk.INNER, 16, 16, 1)
+    assert (type(plan), plan.lanes, plan.groups, plan.unroll) == (Rows, 16, 16, 1)
     few = schedule(program.kernels[0], program, H200)
     assert few.lanes > 16  # too few rows for the device
     assert "16 lanes x 16 rows" in describe(program, program.kernels[0], SMALL)

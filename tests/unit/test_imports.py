@@ -17,7 +17,7 @@ DOOR, MAIN = "fusepass", "fusepass.__main__"
 ERRORS, CONFIG = "fusepass.errors", "fusepass.config"
 PATTERNS = "fusepass.patterns"
 CODEGEN = "fusepass.codegen"  # what has no area of its own: build, cache
-SOURCE, DEVICE = "fusepass.codegen.source", "fusepass.codegen.device"
+SOURCE, DEVICE, MACHINE = "fusepass.codegen.source", "fusepass.codegen.device", "fusepass.codegen.machine"
 IR = "fusepass.codegen.ir"
 LOWERING = "fusepass.codegen.lowering"
 PASSES = "fusepass.codegen.passes"
@@ -38,7 +38,7 @@ DISPATCH, API, CLI = "fusepass.dispatch", "fusepass.api", "fusepass.cli"
 
 FROM_EVERYWHERE = frozenset({ERRORS, CONFIG})
 SCHEDULES = frozenset({SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, SCHEDULE_GENERAL})
-KERNELS = SCHEDULES | {CODEGEN, IR, DEVICE, SOURCE, LOWERING, PASSES, RENDER, TEMPLATES}
+KERNELS = SCHEDULES | {CODEGEN, IR, DEVICE, MACHINE, SOURCE, LOWERING, PASSES, RENDER, TEMPLATES}
 GRAPHS = KERNELS | {PATTERNS, SEARCH, COLLECTOR, MEASURE, STRUCTURE}
 ALLOWED: Mapping[str, frozenset[str]] = {
     ERRORS: frozenset(),
@@ -50,13 +50,14 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     TEMPLATES: frozenset(),
     IR: frozenset(),
     SOURCE: frozenset(),
-    DEVICE: frozenset({SOURCE}),
+    MACHINE: frozenset(),
+    DEVICE: frozenset({MACHINE, SOURCE}),
     LOWERING: frozenset({IR}),
     PASSES: frozenset({IR, DEVICE}),
     SCHEDULE: frozenset({IR, DEVICE, SOURCE}),
-    SCHEDULE_CPU: frozenset({IR, DEVICE, SCHEDULE}),
+    SCHEDULE_CPU: frozenset({IR, DEVICE}),
     SCHEDULE_CONVOLUTION: frozenset({IR, DEVICE}),
-    SCHEDULE_PRODUCT: frozenset({IR, DEVICE}),
+    SCHEDULE_PRODUCT: frozenset({IR, DEVICE, MACHINE}),
     SCHEDULE_GENERAL: frozenset({IR, SCHEDULE}),
     RENDER: SCHEDULES | {IR, DEVICE, SOURCE, TEMPLATES},
     CODEGEN: KERNELS - {LOWERING},

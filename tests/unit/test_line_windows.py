@@ -18,6 +18,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import LineTile
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
 from tests.support.emulate import emulate, needs_compiler
@@ -69,7 +70,7 @@ def _direct(program: Program) -> list[tuple[int, int, Schedule]]:
         (number, rank, each.plan)
         for number, kernel in enumerate(program.kernels)
         for rank, each in enumerate(ranking(kernel, program, SMALL))
-        if each.plan.direct
+        if isinstance(each.plan, LineTile)
     ]
 
 
@@ -108,7 +109,9 @@ def test_threads_have_vectors_of_their_own(name: str) -> None:
 
 def test_inputs_that_begin_anywhere_are_read_element_by_element() -> None:
     _, program = prepared(POOLS["maxima"], torch.channels_last)
-    assert not any(each.plan.direct for each in ranking(program.kernels[0], program, SMALL, aligned=False))
+    assert not any(
+        isinstance(each.plan, LineTile) for each in ranking(program.kernels[0], program, SMALL, aligned=False)
+    )
 
 
 def test_each_vector_is_read_once() -> None:
@@ -117,7 +120,7 @@ def test_each_vector_is_read_once() -> None:
     made = region(lambda x: F.max_pool2d(x, 5, 1, 2), images)
     program = made.passed(pass_options(H200))
     plan, text = schedule(program.kernels[0], program, H200), render(program, H200).text
-    assert (plan.direct, plan.width, plan.unroll) == (True, 8, 5)
+    assert (type(plan), plan.width, plan.unroll) == (LineTile, 8, 5)
     assert re.findall(r"point_0 < (\d+)", text) == ["9"]
     assert text.count("fp::load_vector") == 1
     assert "fp::raise_pairs" in text

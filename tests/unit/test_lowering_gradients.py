@@ -16,7 +16,8 @@ from fusepass.codegen.lowering.registry import decomposition, supports
 from fusepass.codegen.lowering.tensor import Unsupported
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_flat import Pointwise
+from fusepass.codegen.schedule.plan_output_tile import OutputTile
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import operator_region, region, tensor_of
 
@@ -70,7 +71,7 @@ def test_gradients_of_windows_that_do_not_step_are_of_output_tiles(size: int, *,
     facts = DeviceFacts.h200()
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
-    assert schedule(kernel, program, facts).walk is Walk.OUTPUT_TILE
+    assert isinstance(schedule(kernel, program, facts), OutputTile)
 
 
 def test_a_gradient_that_takes_long_is_made_once_for_all_windows_it_came_from() -> None:
@@ -93,7 +94,7 @@ def test_gradients_of_windows_that_step_are_read_along_rows(size: int) -> None:
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
-    assert (plan.walk, plan.width) == (Walk.POINTWISE, 4)
+    assert (type(plan), plan.width) == (Pointwise, 4)
 
 
 RESAMPLED: dict[str, tuple[list[int], list[int], bool, tuple[float | None, ...]]] = {
@@ -141,7 +142,7 @@ def test_gradients_of_resampled_images_are_of_output_tiles(kind: str) -> None:
     made = operator_region(target, torch.randn(64, 4, 64, 64), [64, 64], [64, 4, 32, 32], False)
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
-    assert schedule(kernel, program, facts).walk is Walk.OUTPUT_TILE
+    assert isinstance(schedule(kernel, program, facts), OutputTile)
     (output,) = program.outputs
     got = tensor_of(emulate(program, render(program, facts), made.memory(program))[output], program.buffer(output))
     torch.testing.assert_close(got, made.eager()[0], rtol=1e-5, atol=1e-5)

@@ -14,6 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan_columns import Columns
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import NO_SPLIT, region, tensor_of
 
@@ -105,5 +106,7 @@ def test_strips_are_for_what_memory_would_be_read_twice_for() -> None:
 def test_all_members_are_as_far_as_the_places_for_their_states_let_them_be() -> None:
     program = region(norm, torch.empty((16_384, 8192), device="meta")).passed(pass_options(H200))
     plan = schedule(program.kernels[0], program, H200)
-    assert plan.iterations <= plan.ahead < min(3 * plan.iterations, plan.circular_buffer - 1)
+    assert isinstance(plan, Columns)
+    assert plan.buffer is not None
+    assert plan.iterations <= plan.buffer.ahead < min(3 * plan.iterations, plan.buffer.places - 1)
     assert plan.lanes * plan.width == plan.strip == 64

@@ -20,6 +20,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.output_tile_results import images_together
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from tests.support.convolutions import Case as Convolution
 from tests.support.convolutions import generated
 from tests.support.emulate import emulate, needs_compiler
@@ -64,7 +65,7 @@ ALONE: dict[str, Case] = {
 @pytest.mark.thinned(3)
 def test_values(name: str) -> None:
     made, program = prepared(TOGETHER[name])
-    rank = next(number for number, plan in enumerate(ways(program)) if plan.exchanges)
+    rank = next(number for number, plan in enumerate(ways(program)) if isinstance(plan, WindowTile) and plan.exchanges)
     source = render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
     assert "_results" in source.text
     results = emulate(program, source, made.memory(program))
@@ -85,12 +86,14 @@ def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_store_their_own(name: str) -> None:
     """Where they may in whole vectors, where results do not lie together, and where one that stands behind a row would load what is not there."""
     _, program = prepared(ALONE[name])
-    assert not any(plan.exchanges and plan.image for plan in ways(program))
+    assert not any(isinstance(plan, WindowTile) and plan.exchanges for plan in ways(program))
 
 
 def test_both_ways_are_timed_where_schedules_are_measured() -> None:
     _, program = prepared(TOGETHER["several images"])
-    assert {(True, 7), (True, 4), (True, 2), (False, 1)} <= {(plan.exchanges, plan.width) for plan in ways(program)}
+    assert {(True, 7), (True, 4), (True, 2), (False, 1)} <= {
+        (plan.exchanges, plan.width) for plan in ways(program) if isinstance(plan, WindowTile)
+    }
 
 
 def test_large_odd_images_leave_together() -> None:

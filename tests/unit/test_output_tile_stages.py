@@ -15,6 +15,8 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.banks import iterations_of_access
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.shape import ceil
 from tests.support.convolutions import DEPTHWISE, generated
 from tests.support.emulate import emulate, needs_compiler
@@ -57,13 +59,18 @@ CASES: dict[str, Case] = {
 }
 
 
+def along_of(plan: Schedule) -> int:
+    """Of how many neighbouring results a thread finds at once what a row comes to; 0 for none."""
+    return plan.along if isinstance(plan, WindowTile) else 0
+
+
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thinned(5)
 def test_values(name: str) -> None:
     """Of all ways to do it that are timed: for results of one to four neighbours that leave by themselves or together."""
     made, program = prepared(CASES[name])
-    ranks = [rank for rank, plan in enumerate(ways(program)) if plan.along]
+    ranks = [rank for rank, plan in enumerate(ways(program)) if along_of(plan)]
     assert ranks
     for rank in ranks:
         source = render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
@@ -93,7 +100,7 @@ def test_places_that_need_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_reduced_over_positions() -> None:
     made = region(lambda x: F.max_pool2d(x, 5, 1, 2).mean((2, 3)), torch.randn(4, 16, 28, 28))
     program = made.passed(pass_options(SMALL))
-    assert schedule(program.kernels[0], program, SMALL).along
+    assert along_of(schedule(program.kernels[0], program, SMALL))
     assert_as_eager(made, program, emulate(program, render(program, SMALL), made.memory(program)))
 
 
@@ -118,12 +125,12 @@ def test_windows_that_take_iterations_and_those_that_do_not() -> None:
     """Threads that share little of what rows come to find it themselves; a depthwise convolution has other weights for each row."""
     wide = region(lambda x: F.avg_pool1d(x, 25, 1, 12), torch.empty(64, 321, 721, device="meta"))
     program = wide.passed(pass_options(H200))
-    assert schedule(program.kernels[0], program, H200).along
+    assert along_of(schedule(program.kernels[0], program, H200))
     pairs = region(lambda x: F.max_pool2d(x, 2), torch.empty(64, 64, 112, 112, device="meta"))
     program = pairs.passed(pass_options(H200))
-    assert not schedule(program.kernels[0], program, H200).image
+    assert not isinstance(schedule(program.kernels[0], program, H200), OutputTile)
     depthwise = generated(DEPTHWISE["depthwise, wide"])
-    assert not any(plan.plan.along for plan in ranking(depthwise.kernels[0], depthwise, H200))
+    assert not any(along_of(each.plan) for each in ranking(depthwise.kernels[0], depthwise, H200))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -146,7 +153,11 @@ def test_threads_below_each_other(name: str, monkeypatch: pytest.MonkeyPatch) ->
     program = generated(DEPTHWISE[name])
     inputs = inputs_of(program)
     timed = ranking(program.kernels[0], program, SMALL)
-    rank = next(number for number, each in enumerate(timed) if each.plan.exchanges and each.plan.groups > 1)
+    rank = next(
+        number
+        for number, each in enumerate(timed)
+        if isinstance(each.plan, WindowTile) and each.plan.exchanges and each.plan.groups > 1
+    )
     plan = timed[rank].plan
     found = []
     for upright in (False, True):
@@ -162,8 +173,8 @@ def test_images_that_are_reduced_have_their_threads_beside_each_other() -> None:
     made = region(lambda x: (y := F.max_pool2d(x, 3, 1, 1), y.mean((2, 3))), torch.empty(256, 832, 7, 7, device="meta"))
     program = made.passed(pass_options(H200))
     plans = [each.plan for kernel in program.kernels for each in ranking(kernel, program, H200)]
-    assert any(plan.image and plan.planes > 1 for plan in plans)
-    assert not any(plan.upright and plan.planes > 1 for plan in plans)
+    assert any(isinstance(plan, WindowTile) and plan.planes > 1 for plan in plans)
+    assert not any(isinstance(plan, WindowTile) and plan.upright and plan.planes > 1 for plan in plans)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fusepass.codegen.generate import generate, pass_options, traffic
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.schedule.plan_rows import Rows
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import NO_SPLIT, Region, region, tensor_of
 
@@ -147,7 +148,9 @@ def test_everything_is_read_once() -> None:
     least = sum(program.buffer(name).nbytes for name in (*program.inputs, *program.outputs))
     assert sum(sum(traffic(program, kernel)) for kernel in program.kernels) < 1.1 * least
     first = schedule(program.kernels[0], program, H200)
-    assert first.rows_of_piece * first.pieces >= 197 == first.over
+    assert isinstance(first, Rows)
+    assert first.pieces is not None
+    assert first.pieces.rows * first.pieces.count >= 197 == first.pieces.over
 
 
 @pytest.mark.parametrize(

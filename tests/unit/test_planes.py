@@ -16,7 +16,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
 from tests.support.thinned import thinned
@@ -77,8 +77,7 @@ def test_values(name: str, device: str) -> None:
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
-    assert plan.walk is Walk.OUTPUT_TILE
-    assert plan.depth
+    assert isinstance(plan, PlaneTile)
     source = render(program, facts)
     results = emulate(program, source, made.memory(program))
     got = tensor_of(results[program.outputs[0]], program.buffer(program.outputs[0]))
@@ -116,6 +115,7 @@ def test_few_images_are_shared_by_blocks_along_their_planes() -> None:
     )
     (kernel,) = program.kernels
     plan = schedule(kernel, program, H200)
+    assert isinstance(plan, PlaneTile)
     assert 0 < plan.depth < 96
     assert plan.blocks >= 24
     assert f"patches of {plan.depth} x" in describe(program, kernel, H200)
@@ -132,7 +132,9 @@ def test_few_images_are_shared_by_blocks_along_their_planes() -> None:
 def test_what_shares_little_or_lies_otherwise_does_not(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.empty(2, 4, 8, 16, 16, device="meta")
     program = region(function, x).passed(pass_options(H200))
-    assert not any(schedule(kernel, program, H200).depth for kernel in program.kernels if kernel.is_pointwise)
+    assert not any(
+        isinstance(schedule(kernel, program, H200), PlaneTile) for kernel in program.kernels if kernel.is_pointwise
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule.plan import Walk
-from fusepass.codegen.schedule_cpu import cpu_schedule
+from fusepass.codegen.schedule_cpu import Walk, cpu_schedule
 from tests.support import kernels as k
 from tests.support import odd_kernels as odd
 from tests.support.interpret import STORAGE, decode, encode, interpret

@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule, weights
 from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule_general import generalised
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
@@ -43,7 +44,7 @@ SMALL = replace(H200, multiprocessors=2, l2_bytes=1 << 20)
 def test_choice(make: Callable[[], Program], width: int, anywhere: bool) -> None:
     program = make()
     plan = schedule(program.kernels[0], program, H200)
-    assert (plan.width, plan.start is not None) == (width, anywhere)
+    assert (plan.width, isinstance(plan, Rows) and plan.start is not None) == (width, anywhere)
 
 
 def test_whole_vectors_are_read_and_written_as_they_lie_and_ends_one_by_one() -> None:
@@ -125,7 +126,8 @@ def test_values_with_weights_that_are_laid_out(
 @pytest.mark.thinned(5)
 def test_values(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
     program = _check(function, shape, dtype)
-    assert any(schedule(kernel, program, SMALL).start is not None for kernel in program.kernels)
+    plans = [schedule(kernel, program, SMALL) for kernel in program.kernels]
+    assert any(isinstance(plan, Rows) and plan.start is not None for plan in plans)
 
 
 @needs_compiler
@@ -134,7 +136,8 @@ def test_rows_that_are_reduced_only_are_copied_ahead(columns: int) -> None:
     """The last phase that needs a row's places is a reduction loop."""
     program = _check(lambda x: (x - x.amax(-1, keepdim=True)).exp2().mean(-1), (5, columns), torch.float32)
     plan = schedule(program.kernels[0], program, SMALL)
-    assert (plan.keep, plan.fetches, plan.blocks) == (Keep.SHARED, True, 2)
+    assert isinstance(plan, Rows)
+    assert (plan.keep, plan.blocks) == (Keep.FETCHED, 2)
 
 
 def _check(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Program:

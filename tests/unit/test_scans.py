@@ -18,7 +18,9 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.lower import Unsupported
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import Array
 from tests.support.native import run_native
@@ -244,19 +246,19 @@ def test_rows_that_do_not_stay_on_the_chip_are_scanned_by_a_kernel_of_their_own(
 @pytest.mark.parametrize(
     ("function", "shape", "walk", "backward"),
     [
-        (lambda x: x.cumsum(1), (4096, 4096), Walk.INNER, False),
-        (lambda x: x.flip(1).cumsum(1).flip(1), (4096, 4096), Walk.INNER, True),
-        (lambda x: x.flip(1).cumsum(1), (4096, 4096), Walk.INNER, False),  # half of it goes either way
-        (lambda x: x.cumsum(0), (4096, 4096), Walk.OUTER, False),
-        (lambda x: x.flip(0).cumsum(0).flip(0), (4096, 4096), Walk.OUTER, False),
+        (lambda x: x.cumsum(1), (4096, 4096), Rows, False),
+        (lambda x: x.flip(1).cumsum(1).flip(1), (4096, 4096), Rows, True),
+        (lambda x: x.flip(1).cumsum(1), (4096, 4096), Rows, False),  # half of it goes either way
+        (lambda x: x.cumsum(0), (4096, 4096), Columns, False),
+        (lambda x: x.flip(0).cumsum(0).flip(0), (4096, 4096), Columns, False),
     ],
 )
-def test_schedule(function: Function, shape: tuple[int, ...], walk: Walk, backward: bool) -> None:
+def test_schedule(function: Function, shape: tuple[int, ...], walk: type[Schedule], backward: bool) -> None:
     facts = DeviceFacts.h200()
     program = region(function, torch.empty(shape)).passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
-    assert (plan.walk, plan.backward) == (walk, backward)
+    assert (type(plan), isinstance(plan, Rows) and plan.backward) == (walk, backward)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_blocks_take_as_many_rows_as_lie_together_where_rows_are_few() -> None:
         pass_options(DeviceFacts.h200())
     )
     plan = schedule(program.kernels[0], program, DeviceFacts.h200())
-    assert (plan.walk, plan.lanes, plan.groups, plan.blocks) == (Walk.OUTER, 8, 128, 237)
+    assert (type(plan), plan.lanes, plan.groups, plan.blocks) == (Columns, 8, 128, 237)
 
 
 def test_a_convolution_is_not_scanned_in_its_region() -> None:

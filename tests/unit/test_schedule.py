@@ -20,7 +20,12 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
+from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 from tests.support.regions import NO_SPLIT, region
@@ -35,37 +40,37 @@ def first(program: Program, *, aligned: bool = True) -> Schedule:
 @pytest.mark.parametrize(
     ("make", "walk", "width", "lanes", "keep"),
     [
-        (lambda: k.affine(1 << 28), Walk.POINTWISE, 4, 256, Keep.NOTHING),
-        (lambda: k.affine(1 << 28, k.F16), Walk.POINTWISE, 8, 256, Keep.NOTHING),
-        (lambda: k.affine(100_000_003), Walk.POINTWISE, 4, 256, Keep.NOTHING),
-        (lambda: k.affine(1), Walk.POINTWISE, 1, 64, Keep.NOTHING),
-        (lambda: k.max_pool(64, 256, 2, 2, 0), Walk.POINTWISE, 2, 256, Keep.NOTHING),
-        (lambda: k.layer_norm(1 << 22, 64), Walk.INNER, 4, 4, Keep.REGISTERS),
-        (lambda: k.layer_norm(1 << 16, 1024), Walk.INNER, 4, 32, Keep.REGISTERS),
-        (lambda: k.layer_norm(1 << 14, 8192), Walk.INNER, 4, 256, Keep.REGISTERS),
-        (lambda: k.layer_norm(1 << 12, 49_152), Walk.INNER, 4, 512, Keep.REGISTERS),
-        (lambda: k.layer_norm(1 << 12, 20_000), Walk.INNER, 4, 512, Keep.REGISTERS),
-        (lambda: k.layer_norm(12, 49_152), Walk.INNER, 4, 512, Keep.REGISTERS),  # more threads have too few registers
-        (lambda: k.layer_norm(1 << 12, 5121), Walk.INNER, 4, 128, Keep.REGISTERS),
-        (lambda: k.layer_norm(1 << 12, 54_000), Walk.INNER, 4, 1024, Keep.SHARED),
-        (lambda: k.layer_norm(1 << 12, 98_304, k.F16), Walk.INNER, 8, 1024, Keep.SHARED),  # kept as halves
-        (lambda: k.layer_norm(1 << 10, 1 << 20), Walk.INNER, 4, 1024, Keep.NOTHING),
-        (lambda: k.softmax_rows(1 << 22, 2), Walk.INNER, 2, 1, Keep.REGISTERS),
-        (lambda: k.softmax_rows(1, 30_000), Walk.INNER, 4, 1024, Keep.REGISTERS),
-        (lambda: k.softmax_channels(64, 8, 1 << 16), Walk.OUTER, 4, 128, Keep.REGISTERS),
-        (lambda: k.softmax_channels(16, 32, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
-        (lambda: k.softmax_channels(16, 64, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
-        (lambda: k.softmax_channels(32, 256, 1 << 14), Walk.OUTER, 2, 32, Keep.REGISTERS),
-        (lambda: k.softmax_channels(64, 512, 1 << 12), Walk.OUTER, 2, 16, Keep.REGISTERS),
-        (lambda: k.softmax_channels(16, 1000, 49), Walk.OUTER, 1, 8, Keep.REGISTERS),
-        (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Walk.INNER, 4, 1024, Keep.NOTHING),
-        (lambda: k.batch_norm_1d(16_384, 4096), Walk.OUTER, 1, 16, Keep.NOTHING),
-        (lambda: k.row_reduction(264, 131_072, ReduceOp.MOMENTS), Walk.INNER, 4, 512, Keep.NOTHING),
+        (lambda: k.affine(1 << 28), Pointwise, 4, 256, Keep.NOTHING),
+        (lambda: k.affine(1 << 28, k.F16), Pointwise, 8, 256, Keep.NOTHING),
+        (lambda: k.affine(100_000_003), Pointwise, 4, 256, Keep.NOTHING),
+        (lambda: k.affine(1), Pointwise, 1, 64, Keep.NOTHING),
+        (lambda: k.max_pool(64, 256, 2, 2, 0), Pointwise, 2, 256, Keep.NOTHING),
+        (lambda: k.layer_norm(1 << 22, 64), Rows, 4, 4, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 16, 1024), Rows, 4, 32, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 14, 8192), Rows, 4, 256, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 12, 49_152), Rows, 4, 512, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 12, 20_000), Rows, 4, 512, Keep.REGISTERS),
+        (lambda: k.layer_norm(12, 49_152), Rows, 4, 512, Keep.REGISTERS),  # more threads have too few registers
+        (lambda: k.layer_norm(1 << 12, 5121), Rows, 4, 128, Keep.REGISTERS),
+        (lambda: k.layer_norm(1 << 12, 54_000), Rows, 4, 1024, Keep.FETCHED),
+        (lambda: k.layer_norm(1 << 12, 98_304, k.F16), Rows, 8, 1024, Keep.FETCHED),  # kept as halves
+        (lambda: k.layer_norm(1 << 10, 1 << 20), Rows, 4, 1024, Keep.NOTHING),
+        (lambda: k.softmax_rows(1 << 22, 2), Rows, 2, 1, Keep.REGISTERS),
+        (lambda: k.softmax_rows(1, 30_000), Rows, 4, 1024, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 8, 1 << 16), Columns, 4, 128, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 32, 1 << 14), Columns, 2, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 64, 1 << 14), Columns, 2, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(32, 256, 1 << 14), Columns, 2, 32, Keep.REGISTERS),
+        (lambda: k.softmax_channels(64, 512, 1 << 12), Columns, 2, 16, Keep.REGISTERS),
+        (lambda: k.softmax_channels(16, 1000, 49), Columns, 1, 8, Keep.REGISTERS),
+        (lambda: k.batch_norm_stats(16, 32, 63 * 63 * 4), Rows, 4, 1024, Keep.NOTHING),
+        (lambda: k.batch_norm_1d(16_384, 4096), Columns, 1, 16, Keep.NOTHING),
+        (lambda: k.row_reduction(264, 131_072, ReduceOp.MOMENTS), Rows, 4, 512, Keep.NOTHING),
     ],
 )
-def test_choices(make: Callable[[], Program], walk: Walk, width: int, lanes: int, keep: Keep) -> None:
+def test_choices(make: Callable[[], Program], walk: type[Schedule], width: int, lanes: int, keep: Keep) -> None:
     plan = first(make())
-    assert (plan.walk, plan.width, plan.lanes, plan.keep) == (walk, width, lanes, keep)
+    assert (type(plan), plan.width, plan.lanes, keep_of(plan)) == (walk, width, lanes, keep)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_large_windows_over_neighbours_have_single_elements(function: Callable[[
     """Threads side by side read what lies side by side, where windows have many points."""
     program = region(function, torch.empty(8, 64, 1024, device="meta")).passed(NO_SPLIT)
     plan = first(program)
-    assert (plan.walk, plan.width) == (Walk.POINTWISE, width)
+    assert (type(plan), plan.width) == (Pointwise, width)
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -93,57 +98,62 @@ def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned
         check_fits(schedule(kernel, program, H200, aligned=aligned), kernel)
 
 
+def keep_of(plan: Schedule) -> Keep:
+    return plan.keep if isinstance(plan, Rows | Columns) else Keep.NOTHING
+
+
 def check_fits(plan: Schedule, kernel: Kernel) -> None:
     """Assert that an H200 can launch `plan`, and that its threads reach all points of `kernel`."""
     assert 32 <= plan.threads <= 1024
-    assert plan.threads % 32 == 0 or plan.walk is Walk.OUTPUT_TILE or plan.span > 1
+    assert plan.threads % 32 == 0 or isinstance(plan, OutputTile) or (isinstance(plan, Columns) and plan.span > 1)
     assert plan.shared_bytes <= H200.shared_bytes_per_block - 1024
     rows, cols = kernel.row_count, kernel.col_count
-    match plan.walk:
-        case Walk.POINTWISE:
+    match plan:
+        case Pointwise():
             assert plan.blocks * plan.threads * plan.unroll * plan.width >= rows
             assert plan.ragged is (rows % plan.width != 0)
-        case Walk.OUTPUT_TILE:
-            assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width * max(plan.depth, 1) < 3 * rows
+        case OutputTile():
+            depth = plan.depth if isinstance(plan, PlaneTile) else 1
+            assert rows <= plan.blocks * plan.threads * plan.unroll * plan.width * depth < 3 * rows
             assert plan.groups % plan.planes == 0
             assert plan.unroll <= plan.tile_height <= plan.groups // plan.planes * plan.unroll
             assert plan.resident * (plan.shared_bytes + 1024) <= H200.shared_bytes_per_block + 1024
             assert plan.resident * -(-plan.threads // 32) * 32 <= H200.max_threads
-        case Walk.TRANSPOSE:
+        case Transposed():
             columns = prod(axis.size for axis in plan.columns)
             tall, wide = plan.tile
             assert plan.blocks >= -(-(rows // columns) // tall) * -(-columns // wide)
             assert rows // columns % plan.width == 0
             assert tall & (tall - 1) == wide & (wide - 1) == 0
-        case Walk.INNER if plan.members > 1:
-            assert plan.members * plan.part * plan.width >= cols
-            assert 0 < plan.kept <= plan.part
-        case Walk.OUTER if plan.members > 1:
-            assert plan.members * plan.part * plan.span >= cols > (plan.members - 1) * plan.part * plan.span
-            assert plan.iterations <= plan.ahead < min(3 * plan.iterations, plan.circular_buffer)
-        case Walk.INNER if plan.cluster > 1:
-            assert plan.blocks == rows * plan.cluster
-            assert plan.cluster * plan.part >= plan.vectors(cols)
-            covered, cols = plan.lanes * plan.unroll, plan.part
-        case Walk.INNER if plan.pieces:
-            assert plan.blocks == rows // plan.over * plan.pieces
-            assert plan.pieces * plan.rows_of_piece >= plan.over
-            assert rows % plan.over == 0
+        case Rows(split=TeamPart() as team):
+            assert team.members * team.part * plan.width >= cols
+            assert 0 < team.kept <= team.part
+        case Columns(team=TeamPart(buffer=CircularBuffer() as buffer) as team):
+            assert team.members * team.part * plan.span >= cols > (team.members - 1) * team.part * plan.span
+            assert plan.iterations <= buffer.ahead < min(3 * plan.iterations, buffer.places)
+        case Rows(split=Cluster() as cluster):
+            assert plan.blocks == rows * cluster.members
+            assert cluster.members * cluster.part >= plan.vectors(cols)
+            covered, cols = plan.lanes * plan.unroll, cluster.part
+        case Rows(split=Pieces() as pieces):
+            assert plan.blocks == rows // pieces.over * pieces.count
+            assert pieces.count * pieces.rows >= pieces.over
+            assert rows % pieces.over == 0
             assert cols % plan.width == 0
             assert plan.lanes <= 32 or plan.groups == 1
             covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
-        case Walk.INNER:
-            assert plan.fetches or plan.blocks * plan.groups >= rows
+        case Rows():
+            assert plan.keep is Keep.FETCHED or plan.blocks * plan.groups >= rows
             assert plan.lanes <= 32 or plan.groups == 1
             assert cols % plan.width == 0 or plan.start is not None
             assert plan.lanes & (plan.lanes - 1) == 0 or plan.lanes % 32 == 0
             covered, cols = plan.lanes * plan.unroll, plan.vectors(cols)
-        case Walk.OUTER:
+        case Columns():
             assert plan.blocks * plan.lanes * plan.width >= rows
             assert rows % plan.width == 0
             assert plan.groups == 1 or plan.lanes in (8, 16, 32) or (kernel.scans and plan.lanes % 32 == 0)
             covered = plan.groups * plan.unroll
-    if plan.keep is Keep.REGISTERS:
+    if keep_of(plan).in_registers:
         assert covered >= cols
 
 
@@ -171,7 +181,7 @@ def test_tiles(
     make: Callable[[], Program], width: int, unroll: int, lanes: int, groups: int, columns: tuple[str, ...]
 ) -> None:
     plan = first(make())
-    assert plan.walk is Walk.TRANSPOSE
+    assert isinstance(plan, Transposed)
     assert tuple(axis.name for axis in plan.columns) == columns
     assert (plan.width, plan.unroll, plan.lanes, plan.groups) == (width, unroll, lanes, groups)
 
@@ -194,7 +204,7 @@ def test_neighbouring_tiles_are_neighbours_in_memory(make: Callable[[], Program]
     "make", [lambda: k.channel_bias_gelu(8, 48, 4096), lambda: k.concatenate(4, 6, 10, 64), lambda: k.affine(4096)]
 )
 def test_nothing_crosses_where_all_is_laid_out_alike(make: Callable[[], Program]) -> None:
-    assert first(make()).walk is Walk.POINTWISE
+    assert isinstance(first(make()), Pointwise)
 
 
 def test_rows_that_begin_anywhere_are_stored_in_whole_accesses() -> None:
@@ -285,13 +295,13 @@ def test_a_last_vector_may_be_shorter_where_memory_is_gone_over_as_it_lies() -> 
 
 def test_unaligned_inputs_take_single_elements_where_they_are_most_of_the_traffic() -> None:
     assert first(k.row_reduction(1000, 1024, ReduceOp.SUM), aligned=False).width == 1
-    assert not first(k.layer_norm(1000, 1024), aligned=False).aligned
+    assert not first(k.layer_norm(1000, 1024), aligned=False).memory.aligned
 
 
 def test_wide_indices_only_where_they_are_needed() -> None:
-    assert not first(k.affine((1 << 31) - (1 << 22))).wide
-    assert first(k.affine(1 << 31)).wide
-    assert first(k.layer_norm(1 << 25, 64)).wide
+    assert not first(k.affine((1 << 31) - (1 << 22))).memory.wide
+    assert first(k.affine(1 << 31)).memory.wide
+    assert first(k.layer_norm(1 << 25, 64)).memory.wide
 
 
 def test_more_blocks_than_a_launch_has_is_an_error() -> None:
@@ -300,28 +310,28 @@ def test_more_blocks_than_a_launch_has_is_an_error() -> None:
 
 
 def test_large_buffers_that_nobody_reads_again_are_passed_by() -> None:
-    assert first(k.softmax_rows(250, 54_000)).once == {"x", "y"}
-    assert first(k.softmax_rows(1 << 10, 49_152)).once == frozenset()  # blocks that copy ahead do without
-    assert first(k.softmax_rows(1 << 7, 49_152)).once == frozenset()
+    assert first(k.softmax_rows(250, 54_000)).memory.once == {"x", "y"}
+    assert first(k.softmax_rows(1 << 10, 49_152)).memory.once == frozenset()  # blocks that copy ahead do without
+    assert first(k.softmax_rows(1 << 7, 49_152)).memory.once == frozenset()
     program = k.batch_norm_2d(64, 64, 1 << 14)
     stats, apply = (schedule(kernel, program, H200) for kernel in program.kernels)
-    assert (stats.once, stats.backwards) == (frozenset(), False)
-    assert apply.backwards
+    assert (stats.memory.once, stats.memory.backwards) == (frozenset(), False)
+    assert apply.memory.backwards
 
 
 def test_kernels_without_rows_or_with_rows_in_registers_do_without_eviction_hints() -> None:
     rows = k.softmax_channels(64, 64, 1 << 14), k.softmax_rows(1 << 16, 512)
     for program in (k.affine(1 << 24), k.out_of_channels_last(32, 64, 512 * 512), *rows):
-        assert first(program).once == frozenset()
+        assert first(program).memory.once == frozenset()
 
 
 def test_what_is_only_read_is_passed_by() -> None:
     """If it is all that is large, and nobody reads it again."""
     shape = (30_000, 2000)
-    assert first(_region(lambda x: x.sum(-1), shape)).once == {"arg0_1"}
+    assert first(_region(lambda x: x.sum(-1), shape)).memory.once == {"arg0_1"}
     for function in (lambda x, y: (x - y).abs().mean(-1), lambda x, y: x.sum(-1)[:, None] + y, lambda x, y: x.relu()):
-        assert first(_region(function, shape, shape)).once == frozenset()
-    assert first(_region(lambda x: (x.sum(-1), x.flip(-1).sum(0)), shape)).once == frozenset()
+        assert first(_region(function, shape, shape)).memory.once == frozenset()
+    assert first(_region(lambda x: (x.sum(-1), x.flip(-1).sum(0)), shape)).memory.once == frozenset()
 
 
 def test_a_schedule_says_what_it_is() -> None:
@@ -405,7 +415,7 @@ def test_threads_stand_along_rows_that_step_over_elements_or_repeat_them_or_look
 ) -> None:
     program = region(function, torch.empty(shape, device="meta")).program
     plan = first(program)
-    assert plan.walk is Walk.OUTER
+    assert isinstance(plan, Columns)
     assert plan.lanes >= 8
 
 
@@ -531,7 +541,7 @@ def test_rows_and_columns(
 )
 def test_elements(function: Callable[..., Tensor], shape: tuple[int, ...], width: int, unroll: int) -> None:
     plan = first(_region(function, shape))
-    assert (plan.walk, plan.width, plan.unroll) == (Walk.POINTWISE, width, unroll), str(plan)
+    assert (type(plan), plan.width, plan.unroll) == (Pointwise, width, unroll), str(plan)
 
 
 @pytest.mark.parametrize(
@@ -587,4 +597,4 @@ def test_a_small_kernel_between_large_ones_does_not_change_the_direction() -> No
     between = Kernel("between", (axis,), (), (), (), (store,))
     buffers = (*program.buffers, k.buffer("few", Role.TEMP, [8]))
     three = replace(program, kernels=(program.kernels[0], between, program.kernels[1]), buffers=buffers)
-    assert [schedule(kernel, three, H200).backwards for kernel in three.kernels] == [False, False, True]
+    assert [schedule(kernel, three, H200).memory.backwards for kernel in three.kernels] == [False, False, True]

@@ -11,7 +11,10 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.schedule.plan import Schedule, Walk
+from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_flat import Transposed
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.rows import STATIC_SHARED, states_of_thread
 from tests import compile_cuda
 from tests.support import kernels as k
@@ -65,7 +68,11 @@ def test_values_that_leave_through_tiles_of_fewer_vectors_than_threads(dtype: to
     )
     program = made.passed(pass_options(SMALL))
     ranked = ranking(program.kernels[0], program, SMALL)
-    wide = [rank for rank, each in enumerate(ranked) if each.plan.exchanges and each.plan.groups > 2]
+    wide = [
+        rank
+        for rank, each in enumerate(ranked)
+        if isinstance(each.plan, Columns) and each.plan.exchanges and each.plan.groups > 2
+    ]
     assert wide
     for rank in wide:
         check_rank(program, rank)
@@ -77,10 +84,10 @@ def test_states_that_meet_fit_the_shared_memory_of_every_kernel() -> None:
     )
     program = made.passed(pass_options(H200))
     plans = [(kernel, each.plan) for kernel in program.kernels for each in ranking(kernel, program, H200)]
-    assert any(plan.walk is Walk.OUTER for _, plan in plans)
+    assert any(isinstance(plan, Columns) for _, plan in plans)
     for kernel, plan in plans:
         warps = plan.groups // max(32 // plan.lanes, 1)
-        if plan.walk is Walk.OUTER and warps > 1:
+        if isinstance(plan, Columns) and warps > 1:
             assert warps * plan.lanes * plan.width * states_of_thread(kernel) <= STATIC_SHARED
 
 
@@ -90,7 +97,7 @@ def test_values_of_sums_of_rows_that_begin_anywhere(cols: int, dtype: k.DType) -
     """There are threads enough for the elements before and after whole vectors."""
     program = k.row_reduction(12, cols, k.ReduceOp.SUM, dtype)
     _, *others = ranking(program.kernels[0], program, SMALL)
-    assert any(each.plan.ends_apart for each in others)
+    assert any(isinstance(each.plan, Rows) and each.plan.ends_apart for each in others)
     for rank, _ in enumerate(others, 1):
         check_rank(program, rank)
 
@@ -140,7 +147,9 @@ def test_what_aligned_vectors_cover() -> None:
     (kernel,) = odd.kernels
     assert covered(odd)
     assert not covered(odd, aligned=False)  # where vectors lie, is not known
-    assert not any(each.plan.covered for each in ranking(kernel, odd, H200)[:1])  # only what is measured to be faster
+    assert not any(
+        isinstance(each.plan, Transposed) and each.plan.covered for each in ranking(kernel, odd, H200)[:1]
+    )  # only what is measured to be faster
     assert not covered(k.transpose(16383, 8192))  # rows begin at vectors
     assert not covered(k.concatenate_channels_last(2, 33, 35, 4096))  # what a guard leaves out may lie anywhere
     halves = k.into_channels_last(128, 64, 181 * 181, k.F16)
@@ -169,7 +178,7 @@ def test_covering_vectors_are_whole_accesses() -> None:
 def covered(program: Program, facts: DeviceFacts = H200, *, aligned: bool = True) -> list[int]:
     """The ranks of schedules by which aligned vectors cover rows."""
     ranked = ranking(program.kernels[0], program, facts, aligned=aligned)
-    return [rank for rank, each in enumerate(ranked) if each.plan.covered]
+    return [rank for rank, each in enumerate(ranked) if isinstance(each.plan, Transposed) and each.plan.covered]
 
 
 def check_rank(program: Program, rank: int) -> None:

@@ -17,7 +17,8 @@ from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Walk
+from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Rows
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of
@@ -219,10 +220,10 @@ def test_rows_of_what_goes_across_are_beside_each_other(function: Callable[..., 
     torch.manual_seed(0)
     a, b = torch.randn(60, 70), torch.randn(70, 200)
     program = region(function, a, b).passed(pass_options(SMALL))
-    assert schedule(program.kernels[0], program, SMALL).walk is Walk.OUTER
+    assert isinstance(schedule(program.kernels[0], program, SMALL), Columns)
     _check(function, a, b)
     turned = region(lambda a, b: (a[:, None] + b).amax(-1), a, b.t().contiguous()).passed(pass_options(SMALL))
-    assert schedule(turned.kernels[0], turned, SMALL).walk is Walk.INNER
+    assert isinstance(schedule(turned.kernels[0], turned, SMALL), Rows)
 
 
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -157,7 +157,9 @@ def test_every_weight_is_met_once() -> None:
         met = [(tap, run.channel) for run in runs for tap in run.taps if tap is not None]
         assert sorted(met) == sorted(itertools.product(range(len(phase.taps)), range(plan.channels))), name
         assert all(len(step) == STEP_RUNS for step in plan.runs), name
-        assert all(run.place == step[0].place + k * plan.deeper for step in plan.runs for k, run in _real(step)), name
+        assert all(
+            run.place == step[0].place + k * plan.places.deeper for step in plan.runs for k, run in _real(step)
+        ), name
 
 
 def _real(step: tuple[Run, ...]) -> Iterator[tuple[int, Run]]:

@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule, weights
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule_general import generalised
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
@@ -27,12 +27,14 @@ BF16 = torch.bfloat16
 
 def _plan(
     function: Callable[..., Tensor], columns: int, dtype: torch.dtype, *weights: int, facts: DeviceFacts = H200
-) -> Schedule:
+) -> Rows:
     """The schedule of the last kernel of `function` of rows, and of as many vectors as `weights` have lengths."""
     others = [torch.empty(length, device="meta") for length in weights]
     made = region(function, torch.empty((4096, columns), device="meta", dtype=dtype), *others)
     program = made.passed(pass_options(facts))
-    return schedule(program.kernels[-1], program, facts)
+    plan = schedule(program.kernels[-1], program, facts)
+    assert isinstance(plan, Rows)
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -50,8 +52,7 @@ def _plan(
 )
 def test_choice(columns: int, dtype: torch.dtype, steps: int) -> None:
     plan = _plan(nn.LayerNorm(columns, device="meta", dtype=dtype), columns, dtype)
-    assert plan.staged == steps
-    assert len(plan.stages) == (2 if steps else 0)
+    assert (plan.staged.steps, len(plan.staged.buffers)) == (steps, 2) if plan.staged else steps == 0
     assert plan.shared_bytes == 2 * steps * plan.lanes * 16 <= 64 << 10
 
 
@@ -80,9 +81,11 @@ def test_weights_that_begin_between_vectors_are_not_staged() -> None:
 def test_other_schedules_and_those_for_several_sizes() -> None:
     program = k.layer_norm(4096, 40_000)
     (kernel,) = program.kernels
-    assert all(each.plan.shared_bytes or not each.plan.staged for each in ranking(kernel, program, H200))
+    plans = [each.plan for each in ranking(kernel, program, H200)]
+    assert all(isinstance(plan, Rows) and (plan.shared_bytes or not plan.staged) for plan in plans)
     plan = generalised(schedule(kernel, program, H200), kernel, coarse=False)
-    assert (plan.staged, plan.stages, plan.shared_bytes) == (0, frozenset(), 0)
+    assert isinstance(plan, Rows)
+    assert (plan.staged, plan.shared_bytes) == (None, 0)
 
 
 def test_text() -> None:
@@ -109,7 +112,9 @@ def test_values(rows: int, columns: int, dtype: torch.dtype, monkeypatch: pytest
     made = region(norm, torch.randn((rows, columns)).to(dtype))
     program = made.passed(pass_options(facts))
     assert len(program.kernels) == (2 if columns % 8 else 1)
-    assert schedule(program.kernels[-1], program, facts).staged
+    plan = schedule(program.kernels[-1], program, facts)
+    assert isinstance(plan, Rows)
+    assert plan.staged
     got = emulate(program, render(program, facts), made.memory(program))
     (name,) = program.outputs
     bound = 4e-2 if dtype is BF16 else 1e-5

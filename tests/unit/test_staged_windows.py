@@ -16,6 +16,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
+from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region, tensor_of
@@ -72,7 +73,7 @@ def test_values(name: str) -> None:
 def _without_iterations(program: Program) -> Source:
     """`program`, with output tiles in which each thread reduces the rows that it needs."""
     ways = ranking(program.kernels[-1], program, SMALL)
-    rank = next(number for number, each in enumerate(ways) if each.plan.image and not each.plan.along)
+    rank = next(number for number, each in enumerate(ways) if isinstance(each.plan, WindowTile) and not each.plan.along)
     return render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
 
 
@@ -108,7 +109,9 @@ def test_blocks_of_short_patches_have_several_rows() -> None:
     facts = DeviceFacts.h200()
     made = region(lambda x: F.avg_pool1d(x, 8, 1, 4), torch.empty(64, 128, 16384, device="meta"))
     program = made.passed(pass_options(facts))
-    assert schedule(program.kernels[0], program, facts).tile_height > 1
+    plan = schedule(program.kernels[0], program, facts)
+    assert isinstance(plan, WindowTile)
+    assert plan.tile_height > 1
 
 
 def test_threads_of_long_windows_have_few_rows() -> None:
@@ -117,5 +120,7 @@ def test_threads_of_long_windows_have_few_rows() -> None:
     facts = DeviceFacts.h200()
     made = region(lambda x: F.avg_pool1d(x, 1001, 1, 500), torch.empty(8, 64, 4097, device="meta"))
     program = made.passed(pass_options(facts))
-    assert schedule(program.kernels[0], program, facts).along
-    assert all(each.plan.along or each.plan.unroll <= 2 for each in ranking(program.kernels[0], program, facts))
+    plan, *others = (each.plan for each in ranking(program.kernels[0], program, facts))
+    assert isinstance(plan, WindowTile)
+    assert plan.along
+    assert all((isinstance(each, WindowTile) and each.along) or each.unroll <= 2 for each in others)

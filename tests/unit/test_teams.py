@@ -24,6 +24,7 @@ from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.team import team_size
 from fusepass.codegen.source import Target
 from fusepass.errors import FusepassWarning, IRError
@@ -105,8 +106,10 @@ def test_a_team_of_all_blocks_holds_a_part_in_registers(
     program = k.in_teams(k.layer_norm(3, cols, weighted=False), 4, 1)
     plan = schedule(program.kernels[0], program, facts, aligned=aligned)
     assert plan.resident == 1
-    assert plan.held == 12 // plan.width
-    assert plan.on_chip < plan.part
+    assert isinstance(plan, Rows)
+    assert plan.team is not None
+    assert plan.team.held == 12 // plan.width
+    assert plan.team.on_chip(plan.lanes) < plan.team.part
     random = np.random.default_rng(0)
     inputs = {"x": random.standard_normal(3 * cols).astype(np.float32) + 3}
     results = emulate(program, render(program, facts, aligned=aligned), inputs, shift=0 if aligned else 1)
@@ -358,14 +361,16 @@ def test_teams_fit_the_device(rows: int, cols: int, facts: DeviceFacts) -> None:
     assert plan.resident * plan.threads <= facts.max_threads
     slots = 32 * 12
     assert plan.resident * (plan.shared_bytes + slots + 1024) <= facts.shared_bytes_per_block + 1024
-    assert members * plan.part * plan.width >= cols
-    assert 0 < plan.kept <= plan.part
-    assert plan.keep is Keep.SHARED
+    assert isinstance(plan, Rows)
+    assert plan.team is not None
+    assert members * plan.team.part * plan.width >= cols
+    assert 0 < plan.team.kept <= plan.team.part
+    assert plan.keep.in_shared
 
 
 def test_weights_that_every_row_meets_stay_in_the_cache() -> None:
     program = k.in_teams(k.layer_norm(4, 16 << 20, weighted=False), 264, 1)
-    assert schedule(program.kernels[0], program, H200).once == {"x", "y"}
+    assert schedule(program.kernels[0], program, H200).memory.once == {"x", "y"}
 
 
 def test_the_pass_leaves_other_kernels_alone() -> None:
@@ -397,8 +402,10 @@ def test_what_is_kept_as_it_was_loaded_is_fetched_ahead(
     made = region(function, torch.empty(shape, device="meta"))
     program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: (2, 1), longest_cached_row=1))
     kernel = next(kernel for kernel in program.kernels if kernel.team)
-    assert schedule(kernel, program, LITTLE, aligned=aligned).fetches == expected
-    assert not schedule(kernel, program, replace(LITTLE, arch="sm_75"), aligned=aligned).fetches
+    for facts, fetches in ((LITTLE, expected), (replace(LITTLE, arch="sm_75"), False)):
+        plan = schedule(kernel, program, facts, aligned=aligned)
+        assert isinstance(plan, Rows)
+        assert plan.keep is (Keep.FETCHED if fetches else Keep.SHARED)
 
 
 def test_large_layer_norm_is_one_kernel() -> None:
@@ -480,7 +487,9 @@ def test_what_a_ring_brings_to_the_cache(program: Program, waiting: int, nearer:
     assert found is not None
     program = k.in_teams(program, *found)
     plan = schedule(program.kernels[0], program, H200)
-    assert (plan.waiting, plan.nearer) == (waiting, nearer)
+    assert isinstance(plan, Rows)
+    assert plan.buffer is not None
+    assert (plan.buffer.waiting, plan.buffer.nearer) == (waiting, nearer)
     assert ("fp::prefetch(" in render(program, H200).text) == (nearer > 0)
 
 

@@ -1,0 +1,72 @@
+"""Schedules of pointwise kernels: along all elements as they lie, or in tiles where operands are contiguous along different axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.schedule.plan import Schedule
+
+
+@dataclass(frozen=True)
+class Pointwise(Schedule):
+    """All rows as one flat axis. A thread has `unroll` vectors, a block's width apart; there is one group.
+
+    Attributes:
+        ragged: whether the last vector may have fewer elements; `width` divides the axis otherwise.
+        apart: vectors from one of a thread's vectors to the next; 0 for a block's width.
+    """
+
+    walk: ClassVar[str] = "pointwise"
+
+    ragged: bool = False
+    apart: int = 0
+
+    def shape(self) -> str:
+        shape = f"{self.unroll} per thread, {self.threads} threads"
+        shape += f", {self.apart} vectors apart" if self.apart else ""
+        return shape + (", the last one shorter" if self.ragged else "")
+
+
+@dataclass(frozen=True)
+class Transposed(Schedule):
+    """Vectors along the rows, as in `Columns`; a block has a tile of rows and columns, and what is contiguous along the columns goes through
+    shared memory.
+
+    Attributes:
+        columns: the kernel's axes that are the tile's columns, slowest first.
+        panel: tiles along the rows that blocks take before they go on along the columns; a divisor of all tiles along the rows.
+        realigned: buffers whose rows may begin anywhere, stored from a tile, too, in whole accesses.
+        covered: whether loads that are transposed, and of which rows may begin anywhere, come by the aligned vectors that cover them.
+        overlap: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows may begin anywhere.
+    """
+
+    walk: ClassVar[str] = "crossing"
+
+    columns: tuple[Axis, ...] = ()
+    panel: int = 1
+    realigned: frozenset[str] = frozenset()
+    covered: bool = False
+    overlap: int = 0
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        return self.lanes * self.width, self.groups * self.unroll
+
+    @property
+    def own_rows(self) -> int:
+        """Rows from one block's first to the next one's."""
+        return self.lanes * self.width - self.overlap
+
+    @property
+    def turned(self) -> bool:
+        """Whether a thread's row is another one in each column: threads are turned by where the column begins in a sector, as a sector that two
+        warps store parts of takes the memory longer than one that a warp stores."""
+        return self.covered and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
+
+    def shape(self) -> str:
+        rows, cols = self.tile
+        shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
+        return shape + (", rows covered by aligned vectors" if self.covered else "")

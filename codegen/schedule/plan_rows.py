@@ -1,0 +1,155 @@
+"""Schedules of kernels that reduce along contiguous rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fusepass.codegen.ir.index import Index
+from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+
+_LINE = 8  # vectors of 16 bytes in a cache line
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where rows begin in memory that may begin anywhere: a row's vectors then begin at the multiple of `width` at or before that place, and
+    what its first and last one have of other rows is left out.
+
+    Attributes:
+        index: of a row's first element.
+        run: how many columns lie together in memory; each such run of a row begins anywhere. 0 where all of a row do.
+        covers: whether a row's vectors cover all of it, its ends among them; else these may be taken one by one.
+        begin: at a multiple of how many elements a run's first vector begins; 0 for those of a vector.
+    """
+
+    index: Index
+    run: int = 0
+    covers: bool = False
+    begin: int = 0
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Buffers that all rows meet along their columns, in the last phase alone: their vectors of the first `steps` steps are copied to shared
+    memory while a row is reduced."""
+
+    steps: int
+    buffers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Rows(Schedule):
+    """Vectors along the columns: `lanes` threads share a row, `groups` rows make a block. `width` divides a row unless it has a `start`.
+
+    Attributes:
+        keep: where values stay between phases. In registers, `unroll` covers the whole row.
+        start: where rows begin, where that may be anywhere.
+        exchanges: whether stores that are contiguous along the rows go through shared memory.
+        staged: what is copied to shared memory while a row in registers is reduced.
+        split: how blocks share rows; None where each has rows to itself.
+        backward: with a running reduction, whether columns are counted, and run over, from their other end.
+    """
+
+    walk: ClassVar[str] = "inner"
+
+    keep: Keep = Keep.NOTHING
+    start: Start | None = None
+    exchanges: bool = False
+    staged: Staged | None = None
+    split: TeamPart | Cluster | Pieces | None = None
+    backward: bool = False
+
+    @property
+    def team(self) -> TeamPart | None:
+        return self.split if isinstance(self.split, TeamPart) else None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        return self.split if isinstance(self.split, Cluster) else None
+
+    @property
+    def pieces(self) -> Pieces | None:
+        return self.split if isinstance(self.split, Pieces) else None
+
+    @property
+    def buffer(self) -> CircularBuffer | None:
+        return self.team.buffer if self.team else None
+
+    @property
+    def run(self) -> int:
+        """Columns that lie together in memory, of which each run begins anywhere; 0 where all of a row do."""
+        return self.start.run if self.start else 0
+
+    @property
+    def covering(self) -> Rows:
+        """The same, with vectors that cover rows that begin anywhere."""
+        return replace(self, start=replace(self.start, covers=True)) if self.start else self
+
+    def vectors(self, cols: int) -> int:
+        """Vectors of a row of so many columns; the most, where rows begin anywhere."""
+        if self.ends_apart:
+            return cols // self.width
+        return cols // (self.run or cols or 1) * self.vectors_of_run(cols)
+
+    def vectors_of_run(self, cols: int) -> int:
+        """The same of columns that lie together, of a row of so many."""
+        before = self.begins_at - 1 if self.start else 0  # elements of other rows, at most
+        return -(-((self.run or cols) + before) // self.width)
+
+    @property
+    def begins_at(self) -> int:
+        """Of how many elements the place is a multiple at which the first vector of a row, or run, begins that may begin anywhere."""
+        return (self.start.begin if self.start else 0) or self.width
+
+    @property
+    def unit(self) -> int:
+        """With ends apart, a row's whole vectors begin at a multiple of so many elements in memory: of those of a cache line, so that warps
+        touch no line in part that they need not, or of fewer where the row has too few threads for what comes before and after."""
+        unit = self.width
+        while unit < _LINE * self.width and 2 * unit + self.width - 2 <= self.lanes:
+            unit *= 2
+        return unit
+
+    @property
+    def ends_apart(self) -> bool:
+        """Whether rows begin anywhere, and the elements before and after their whole vectors are taken one by one."""
+        covered = self.start is None or self.start.run > 0 or self.start.covers
+        return not (covered or self.keep is Keep.FETCHED or self.general)
+
+    @property
+    def ends(self) -> int:
+        """Elements of a row that begins anywhere before and after its whole vectors, at most; with ends apart, each is for a thread of its own."""
+        return 2 * self.width - 2 if self.start else 0
+
+    @property
+    def overhangs(self) -> bool:
+        """Whether rows begin anywhere, and the vectors at both ends have elements of other rows, too."""
+        return self.start is not None and not self.ends_apart
+
+    @property
+    def iterations(self) -> int:
+        """With a team, in how many steps a thread goes over its part of a row."""
+        assert self.team is not None
+        return -(-self.team.part // (self.unroll * self.lanes))
+
+    def shape(self) -> str:
+        team, buffer = self.team, self.buffer
+        shared = f"teams of {team.members}, " if team else ""
+        shared = f"clusters of {self.cluster.members}, " if self.cluster else shared
+        kept, _, how = self.keep.value.partition(", ")
+        kept += f" for {team.kept} of {team.part} vectors" if team and team.kept < team.part else ""
+        kept += f" and {team.held} a thread in registers" if team and team.held else ""
+        kept += f", {how}" if how else ""
+        if buffer:
+            kept += f", a ring of {buffer.places} places"
+            kept += f", meetings for {buffer.together} rows" if buffer.together > 1 else ""
+            kept += f", {buffer.waiting} vectors of weights a thread in registers" if buffer.waiting else ""
+        kept += f", weights of {self.staged.steps} steps in shared memory" if self.staged else ""
+        kept += f", pieces of {self.pieces.rows} rows" if self.pieces else ""
+        kept += ", the next one under way" if self.pieces and self.pieces.early else ""
+        kept += ", stores exchanged" if self.exchanges else ""
+        kept += f", runs of {self.run} begin anywhere" if self.run else ", rows begin anywhere" if self.start else ""
+        shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {kept}"
+        return shape + (", from the last column on" if self.backward else "")
