@@ -544,7 +544,7 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("fusepass.dispatch.specialise.compile_graph", broken)
+    monkeypatch.setattr("fusepass.dispatch.making.compile_graph", broken)
     opt = fusepass.optimize(net)
     with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
         close(opt(X), net(X))
