@@ -17,7 +17,7 @@ from fusepass.capture.branches import MOST_BRANCHES
 from fusepass.capture.trace import Captured, CaptureFailure, capture, capture_beside
 from fusepass.codegen.forms import Forms
 from fusepass.compile.pipeline import compile_graph
-from fusepass.config import override
+from fusepass.config import current, override
 from fusepass.dispatch.signature import Signature
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
@@ -100,8 +100,11 @@ class Maker:
             if isinstance(captured, CaptureFailure):
                 _log.info("%s: not captured: %s", self.name, captured.reason)
                 return captured
-            signature = Signature(self._model, tensors, self._forward)
-            signature.complete(captured)
+            try:
+                signature = Signature(self._model, tensors, self._forward)
+                signature.complete(captured)
+            except Exception as bug:
+                return _failure(bug)
         return Begun(captured, signature, tensors, time.perf_counter() - start)
 
     def begin_beside(
@@ -142,10 +145,8 @@ class Maker:
                     self._model, captured, compiled, signature, tensors, cuda_graphs=config.cuda_graphs,
                     traceable=traceable, alone=self._forward is None,
                 )  # fmt: skip
-            except Exception as bug:  # ours, but not a reason for the user's model not to run
-                if config.debug:
-                    raise
-                return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
+            except Exception as bug:
+                return _failure(bug)
         if made.inline is not None and signature.bind(tensors) is not None:
             self.traceable = (*self.traceable, made)
         if background.active():
@@ -158,6 +159,13 @@ class Maker:
         """Branches on values that one more specialisation may take."""
         conditional = sum(bool(made.captured.conditions) for made in self._table)
         return MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
+
+
+def _failure(bug: Exception) -> CaptureFailure:
+    """What a bug of ours is to the user's model, which runs all the same; when debugging it is raised."""
+    if current().debug:
+        raise bug
+    return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
 
 
 def kinds(tensors: Sequence[torch.Tensor]) -> str:
