@@ -10,34 +10,37 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from fusepass import background
 from fusepass.codegen import cache, cache_entry, cache_folders, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
+from fusepass.progress import shown, tell
 
 _log = logging.getLogger(__name__)
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_PROGRESS_AFTER = 1.0  # seconds
 _PLAIN = re.compile(r"[\w./+@%=,-]+", re.ASCII)  # paths that mean themselves to ninja, shells and linkers
 _UNUSED = "unused"  # a folder where a library is built
-_SOON = 1e-4  # seconds until a thread that waits for the interpreter is let in
-_hasty = 0  # how many want it so
-_usual_interval = 0.0
-_hasty_lock = threading.Lock()
 _begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
+_LOOK = 0.1  # seconds
+_PATIENCE = 2.0  # seconds that compilers have to end in
+_under_way: set[str] = set()  # keys of what is built
+_compiling: set[str] = set()  # folders in which compilers run
+_NICENESS = 10  # of compilers beside the program: they have a tenth of the time of a processor that it wants as well
 _loaded: dict[Path, ctypes.CDLL] = {}
 
 
@@ -84,7 +87,8 @@ def begin(source: Source) -> None:
     import torch.utils.cpp_extension  # noqa: F401, as in `_build_missing`
 
     def run() -> None:
-        with contextlib.suppress(OSError):
+        _give_way()
+        with contextlib.suppress(OSError, background.Stopped):
             _build_one(key, source)
         del _begun[key]
 
@@ -92,27 +96,6 @@ def begin(source: Source) -> None:
     if key not in _begun and len(_begun) < current().jobs - 1:
         _begun[key] = thread
         thread.start()
-
-
-@contextlib.contextmanager
-def threads_soon() -> Iterator[None]:
-    """Let the threads of `begin` have the interpreter soon: each time one was outside of it, it would wait for 5 ms.
-
-    Before a compiler runs they are outside a hundred times, so that it would start when all that is done beside it is over.
-    """
-    global _usual_interval, _hasty
-    with _hasty_lock:
-        if _hasty == 0:
-            _usual_interval = sys.getswitchinterval()
-            sys.setswitchinterval(min(_usual_interval, _SOON))
-        _hasty += 1
-    try:
-        yield
-    finally:
-        with _hasty_lock:
-            _hasty -= 1
-            if _hasty == 0:
-                sys.setswitchinterval(_usual_interval)
 
 
 def load(library: Path | ctypes.CDLL, entry: str, arguments: int) -> Callable[..., int]:
@@ -179,29 +162,100 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
     jobs = min(current().jobs, len(missing))
     with contextlib.ExitStack() as stack:
         stack.callback(cache.trim)
-        stack.enter_context(_progress(len(missing)))
+        stack.enter_context(shown("a library" if len(missing) == 1 else f"{len(missing)} libraries"))
         stack.enter_context(_variables(lacking))
-        if jobs == 1:
-            # In this thread: as the interpreter ends, no pool takes anything, and `quick` waits for its library.
-            return hopeless | {key: _build_one(key, source) for key, source in missing.items()}
-        with ThreadPoolExecutor(jobs) as pool:
-            built = {
-                key: pool.submit(contextvars.copy_context().run, _build_one, key, source)
-                for key, source in missing.items()
-            }
-            return hopeless | {key: future.result() for key, future in built.items()}
+        results: Iterator[tuple[str, Path | BuildError]]
+        if jobs == 1 and not background.active():
+            # In this thread: as the interpreter ends no other one starts, and `quick` waits for its library.
+            results = ((key, _build_one(key, source)) for key, source in missing.items())
+        else:
+            results = _in_threads(missing, jobs)
+        built = dict(hopeless)
+        tell("build", 0, len(missing))
+        for key, result in results:
+            built[key] = result
+            tell("build", len(built) - len(hopeless), len(missing), missing[key].name)
+        return built
+
+
+def _in_threads(missing: Mapping[str, Source], jobs: int) -> Iterator[tuple[str, Path | BuildError]]:
+    """The libraries of `missing` as they are built, `jobs` at once.
+
+    Nobody waits for a build when this is left early, nor as the process ends.
+    """
+    rest = deque(missing.items())
+    made: SimpleQueue[tuple[str, Path | BuildError | BaseException]] = SimpleQueue()
+
+    def run() -> None:
+        _give_way()
+        while rest:
+            try:
+                key, source = rest.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                made.put((key, _build_one(key, source)))
+            except BaseException as error:
+                made.put((key, error))
+
+    for _ in range(jobs):
+        threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    try:
+        for _ in missing:
+            key, result = _next(made)
+            if isinstance(result, BaseException) and not isinstance(result, BuildError):
+                raise result
+            yield key, result
+    finally:
+        rest.clear()
+
+
+def _next(made: SimpleQueue[Any]) -> Any:
+    """The next of what is `made`; a job beside the program looks meanwhile whether it has to stop or pause."""
+    while background.active():
+        try:
+            return made.get(timeout=_LOOK)
+        except Empty:
+            background.checkpoint()
+    return made.get()
+
+
+def _give_way() -> None:
+    """Let compilers that this thread starts have what time others leave, if they run beside the program."""
+    if background.active():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _stop_builds() -> None:
+    """End the compilers that run, and wait a little until builds have tidied up: ninja passes a signal on to those that it has started."""
+    until = time.monotonic() + _PATIENCE
+    while _under_way and time.monotonic() < until:
+        for children in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                for child in children.read_text().split():
+                    if os.readlink(f"/proc/{child}/cwd") in _compiling:
+                        os.kill(int(child), signal.SIGTERM)
+        time.sleep(_LOOK / 10)
+
+
+background.on_stop(_stop_builds)
 
 
 def _build_one(key: str, source: Source) -> Path | BuildError:
     begun = _begun.get(key)
     if begun is not None and begun is not threading.current_thread():
         begun.join()
+    if background.ending():
+        raise background.Stopped
     start = time.perf_counter()
+    _under_way.add(key)
     try:
         library = cache.store(key, source, lambda directory: _load_inline(source, key, directory))
     except BuildError as error:
         _log.info("%s: %s", source.name, error.args[0])
         return error
+    finally:
+        _under_way.discard(key)
     _log.debug("%s: built for %s in %.2f s: %s", source.name, source.arch, time.perf_counter() - start, library)
     return library
 
@@ -222,9 +276,11 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
     cuda = source.target is Target.CUDA
     if cuda and torch.version.cuda is None:
         raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
+    folder = str(directory.resolve())
     (directory / _UNUSED).mkdir()
     for name in toolchain.UNUSED_LIBRARIES:
         (directory / _UNUSED / f"lib{name}.a").write_text("!<arch>\n")  # an archive of nothing
+    _compiling.add(folder)
     try:
         library = cpp_extension.load_inline(
             name=f"fusepass_{key[:16]}",
@@ -238,7 +294,11 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
             raise
         raise BuildError(f"{source.name} could not be built: {error}") from error
     except (RuntimeError, subprocess.SubprocessError) as error:  # the latter where asking the compiler's version fails
+        if background.ending():
+            raise background.Stopped from None
         raise _failure(source, str(error)) from error
+    finally:
+        _compiling.discard(folder)
     return Path(library)
 
 
@@ -306,31 +366,3 @@ def _variables(changes: Mapping[str, str]) -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _progress(count: int) -> Iterator[None]:
-    """A line on stderr that says how long `count` builds take; not for short ones, erased at the end."""
-    wanted = current().progress
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield
-        return
-    done = threading.Event()
-
-    def show() -> None:
-        start = time.monotonic()
-        if done.wait(_PROGRESS_AFTER):
-            return
-        while not done.wait(0.1):
-            what = f"{count} kernel{'s' if count > 1 else ''}"
-            passed = time.monotonic() - start
-            print(f"\rfusepass: compiling {what} ... {passed:.1f} s", end="", file=sys.stderr, flush=True)
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

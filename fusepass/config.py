@@ -26,6 +26,9 @@ CUDA_COMPILERS = ("nvcc", "nvrtc")
 """What `Config.cuda_compiler` may be."""
 
 
+COMPILE = ("first", "background")
+"""What `Config.compile` may be."""
+
 METHODS = ("original", "fused")
 """What `Config.methods` may be."""
 
@@ -97,7 +100,9 @@ class Config:
             ``"fused"``, the optimised one (``FUSEPASS_METHODS``).
         memory_budget: the share, from 0 to 1, of what forward would save for backward that it may: the smaller, the more is computed again.
             As ``torch._functorch.config.activation_memory_budget``; of both, the smaller one counts (``FUSEPASS_MEMORY_BUDGET``).
-        progress: show on stderr that a build takes long; None does so where stderr is a terminal.
+        compile: when a call of a new signature is compiled: ``"first"``, before that call, which waits for it, or ``"background"``, beside the
+            program, whose calls run the original operators until it is done (``FUSEPASS_COMPILE``).
+        progress: show on stderr how far a compilation is that takes long; None does so where stderr is a terminal.
 
     Raises:
         ValueError: an option is out of range.
@@ -119,6 +124,7 @@ class Config:
     training: str = "fused"
     methods: str = "original"
     memory_budget: float = 1.0
+    compile: str = "first"
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -154,7 +160,13 @@ class Config:
             ):
                 names = ", ".join(map(str, allowed))
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {names}")
-        texts_of = (("tune", EFFORTS), ("training", TRAINING), ("methods", METHODS), ("cuda_compiler", CUDA_COMPILERS))
+        texts_of = (
+            ("tune", EFFORTS),
+            ("training", TRAINING),
+            ("methods", METHODS),
+            ("cuda_compiler", CUDA_COMPILERS),
+            ("compile", COMPILE),
+        )
         for option, texts in texts_of:
             if getattr(self, option) not in texts:
                 raise ValueError(f"{option} is {getattr(self, option)!r}; allowed is one of {', '.join(texts)}")
@@ -188,6 +200,7 @@ class Options(TypedDict, total=False):
     training: Literal["fused", "eager"]
     methods: Literal["original", "fused"]
     memory_budget: float
+    compile: Literal["first", "background"]
     progress: bool | None
 
 
@@ -333,6 +346,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
     "methods": ("FUSEPASS_METHODS", _among(METHODS)),
     "memory_budget": ("FUSEPASS_MEMORY_BUDGET", _share),
+    "compile": ("FUSEPASS_COMPILE", _among(COMPILE)),
 }
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 
 class FusepassError(Exception):
@@ -76,20 +80,48 @@ class FusepassWarning(UserWarning):
     """Something ran as the original operators, or slower than it could; shown once per cause."""
 
 
-def warn(text: str) -> None:
-    """Show `text` as a `FusepassWarning` of the user's line that led here, and log it.
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's program, and the module that it is in, by its globals."""
 
-    That line is the first one outside of this package, of torch, and of code that has no file.
-    """
+    file: str
+    line: int
+    entries: dict[str, Any]
+
+
+_said_at: ContextVar[Place | None] = ContextVar("fusepass_said_at", default=None)
+
+
+def warn(text: str) -> None:
+    """Show `text` as a `FusepassWarning` of the user's line that led here, and log it."""
     logging.getLogger("fusepass").info(text)
-    frame: FrameType | None = sys._getframe(1)
-    level, depth = 2, 2
-    while frame is not None:
-        if not _is_inside(frame.f_code.co_filename):
-            level = depth
+    place = _said_at.get() or place_of_user()
+    registry = place.entries.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        text, FusepassWarning, place.file, place.line, place.entries.get("__name__"), registry, place.entries
+    )
+
+
+def place_of_user() -> Place:
+    """The first line, from the innermost call on, that is outside of this package, of torch, and of code that has no file."""
+    frame: FrameType = sys._getframe(1)
+    innermost = frame
+    while _is_inside(frame.f_code.co_filename):
+        if frame.f_back is None:
+            frame = innermost
             break
-        frame, depth = frame.f_back, depth + 1
-    warnings.warn(text, FusepassWarning, stacklevel=level)
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+
+
+@contextmanager
+def said_at(place: Place) -> Iterator[None]:
+    """While open, warnings of this context are those of the line `place`: that of a call for which another thread works."""
+    token = _said_at.set(place)
+    try:
+        yield
+    finally:
+        _said_at.reset(token)
 
 
 def _is_inside(file: str) -> bool:

@@ -6,11 +6,16 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+from fusepass import background
+
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collection in any thread; for a few tenths of a second at most, as other threads' garbage stays, too."""
-    if not gc.isenabled():
+    """No collection in any thread; for a few tenths of a second at most, as other threads' garbage stays, too.
+
+    What is done beside the program takes longer, and pauses nothing.
+    """
+    if not gc.isenabled() or background.active():
         yield
         return
     gc.disable()

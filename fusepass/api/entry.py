@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusepass import background
 from fusepass.api.module import OptimizedModule, optimized
 from fusepass.capture.trace import CaptureFailure
 from fusepass.config import override
@@ -24,8 +25,9 @@ def optimize(model: nn.Module, example_inputs: Any, options: Mapping[str, Any]) 
     """See `fusepass.optimize`."""
     check_versions()
     original = module_of(model, "optimize")
-    with override(**options):  # says what is wrong with them
-        pass
+    with override(**options) as config:  # says what is wrong with them
+        if config.compile == "background":
+            background.prepare()
     optimised = optimized(original, options)
     if example_inputs is not None:
         args, kwargs = arguments_of(example_inputs)

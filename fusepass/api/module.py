@@ -155,6 +155,13 @@ class OptimizedModule(nn.Module):
         """What was fused so far, what was not and why, and what ran as the original operators."""
         return self._specialiser.report()
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is compiled in the background (``Config.compile``), at most `timeout` seconds; says whether that is so.
+
+        Nothing is raised for what fails there: the report tells of it, as a warning does.
+        """
+        return self._specialiser.wait(timeout)
+
     def graph_module(self, *args: Any, **kwargs: Any) -> fx.GraphModule:
         """The rewritten graph for a call with these inputs, which is not made.
 

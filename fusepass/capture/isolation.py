@@ -26,6 +26,62 @@ from fusepass.codegen.lowering.modes import without_modes
 from fusepass.errors import CaptureError
 
 
+class NotBeside(Exception):
+    """What a model does while it is captured may only be done by the thread that calls it; says why."""
+
+
+@contextlib.contextmanager
+def untouched_globals() -> Iterator[None]:
+    """For a thread beside those that call the model: nothing that they share with it is changed, as it could not be put back.
+
+    Random generators of Python and PyTorch, and setters of the process's settings, raise before they do anything. NumPy's generators
+    cannot be watched: who calls the model has to look whether it draws from them.
+
+    Raises:
+        NotBeside: forward would change such state, or settings were changed meanwhile, by whomever.
+    """
+    settings: Any = torch._C._dynamo.guards.GlobalStateGuard()
+    grad_mode, before = torch.is_grad_enabled(), sys.getprofile()
+    refused: list[str] = []
+
+    def see(frame: object, event: str, called: Any) -> None:
+        if event == "c_call":
+            what = _shared_state(called)
+            if what is not None:
+                refused.append(what)
+                raise NotBeside(what)
+
+    sys.setprofile(see)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        torch.set_grad_enabled(grad_mode)
+        if refused:  # forward may have caught it
+            raise NotBeside(refused[0])
+        if not settings.check():
+            raise NotBeside(f"a global setting changed meanwhile: {settings.reason().strip()}")
+
+
+def _shared_state(called: Any) -> str | None:
+    """What threads share that a call of the builtin `called` changes; None where it changes nothing."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if isinstance(owner, _GENERATORS):
+        return None if name.startswith(("get", "initial_seed")) else f"forward uses a random generator ({name})"
+    sets = name.startswith(("set_", "_set_", "_unset_")) and not name.startswith(_OF_THREAD)
+    if sets and getattr(torch._C, name, None) is called:
+        return f"forward changes a setting of the process ({name})"
+    return None
+
+
+_OF_THREAD = (
+    "_set_conj", "_set_dispatch_mode", "_set_fwd_grad", "_set_grad", "_set_meta_in_tls", "_set_neg", "_set_only_lift",
+    "_set_skip_next", "_set_tensor_metadata", "_set_torch_function", "_set_tracing", "_set_view_replay",
+    "_unset_dispatch_mode", "set_autocast",
+)  # fmt: skip
+"""What setters of PyTorch's begin with that are of one thread, or of one tensor."""
+
+
 @contextlib.contextmanager
 def unchanged_globals() -> Iterator[None]:
     """Put the state of random generators and the grad mode back if tracing changes them.

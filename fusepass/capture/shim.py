@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fusepass.capture.isolation import memory_of, unchanged_globals
+from fusepass.capture.isolation import NotBeside, memory_of, unchanged_globals, untouched_globals
 from fusepass.capture.snapshot import Snapshot
 from fusepass.capture.twin import twin
 from fusepass.errors import CaptureError
@@ -51,6 +51,7 @@ class Shim(nn.Module):
         self.aliases: list[frozenset[int]] = []
         self._inference = torch.is_inference_mode_enabled()
         self._refused: str | None = None  # no exception, whose traceback would keep the model
+        self._beside = False
 
     def stand_in(self) -> None:
         """Run a twin of the model from here on, if it has one: other threads shall not meet what tracing puts into it."""
@@ -58,6 +59,18 @@ class Shim(nn.Module):
         if apart is not None:
             self.call = types.MethodType(self.call.__func__, apart)  # type: ignore[attr-defined]
             self.model = apart
+
+    def stand_beside(self) -> None:
+        """Run a twin of the model from here on, with Python state of its own, while other threads call the model.
+
+        Raises:
+            NotBeside: it has none.
+        """
+        apart = twin(self.model, apart=True) if getattr(self.call, "__self__", None) is self.model else None
+        if apart is None:
+            raise NotBeside("a module of it has an attribute that may lead to other modules or tensors")
+        self.call = types.MethodType(self.call.__func__, apart)  # type: ignore[attr-defined]
+        self.model, self._beside = apart, True
 
     @contextlib.contextmanager
     def with_states(self) -> Iterator[None]:
@@ -129,9 +142,9 @@ class Shim(nn.Module):
         """
         inputs = self.inputs.fill(tensors)
         args, kwargs = inputs
-        snapshot = Snapshot(self.model)
+        snapshot = Snapshot(self.model, around=not self._beside)
         try:
-            with unchanged_globals(), self.guard(given):
+            with untouched_globals() if self._beside else unchanged_globals(), self.guard(given):
                 result = self.call(*args, **kwargs)
         finally:
             changed = snapshot.undo_changes()

@@ -37,14 +37,14 @@ class Change:
 
 
 class Snapshot:
-    """The Python state of `model` and around it at one moment.
+    """The Python state of `model`, and around it, at one moment.
 
     Iterators that it holds give way to copies until `undo_changes`: none can be set back.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, around: bool = True) -> None:
         seen: set[int] = set()
-        found = [*places(model, seen), *_places_around(model, seen)]
+        found = [*places(model, seen), *(_places_around(model, seen) if around else ())]
         self._iterators = [held for place in found for held in _stood_in(place)]
         self._copies = [(place, _copied(place.container)) for place in found]
 

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from fusepass.capture.branches import MOST_BRANCHES, Condition
 from fusepass.capture.escapes import Declined, NoEscape
 from fusepass.capture.functional import LOST_WRITE, forgets_gaps
-from fusepass.capture.isolation import quiet_fake_tensors, whole_resampling
+from fusepass.capture.isolation import NotBeside, quiet_fake_tensors, whole_resampling
 from fusepass.capture.layouts import Following, Note, Noting
 from fusepass.capture.mutation import Exported, finish
 from fusepass.capture.naming import identifiers, input_text, positional_names
@@ -38,9 +38,11 @@ from fusepass.codegen.lowering.tracer import Spec
 from fusepass.config import current
 from fusepass.errors import CaptureError, warn
 from fusepass.guards.pystate import hooked_module
+from fusepass.guards.surroundings import Surroundings
 from fusepass.guards.tensors import LiveTensors, Slot
 from fusepass.patterns.effects import is_random
 from fusepass.runtime.memory import unusual
+from fusepass.runtime.modes import without_cached_casts
 from fusepass.structure import KeyPath, Template, key_paths
 
 DEVICES = ("cpu", "cuda")
@@ -136,6 +138,45 @@ def capture(
         _state.captures -= 1
 
 
+def capture_beside(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    forward: Callable[..., Any] | None = None,
+    branches: int = MOST_BRANCHES,
+) -> Captured:
+    """As `capture`, while other threads call the model, which notice nothing: a twin of it is recorded that shares its parameters alone.
+
+    Its forward may not change what it shares with the model, which could not be put back.
+
+    Raises:
+        NotBeside: this cannot be ensured, or the recorder does not capture the model; `capture` may.
+    """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise NotBeside("a part of it is TorchScript")
+    around = Surroundings(model, forward).writable
+    if around is not None:
+        raise NotBeside(f"forward may change {around}")
+    live = LiveTensors(model)
+    tensors, inputs = Template.of_call(args, kwargs)
+    refused = _refusal(model, inputs, [*live.tensors, *tensors])
+    if refused is not None:
+        raise NotBeside(refused.reason)
+    try:
+        _state.captures = getattr(_state, "captures", 0) + 1
+        shim = Shim(model, forward or model.forward, inputs)
+        shim.stand_beside()
+        with without_cached_casts():
+            return _trace(shim, live, tensors, branches, export=False)
+    except NotBeside:
+        raise
+    except Exception as error:  # whatever the model's Python raises
+        raise NotBeside(_one_line(error)) from error
+    finally:
+        _state.captures -= 1
+
+
 _state = threading.local()
 
 
@@ -164,8 +205,10 @@ def _refusal(model: nn.Module, inputs: Template, tensors: Sequence[torch.Tensor]
     return None if hooked is None else CaptureFailure(f"forward hooks on {hooked}")
 
 
-def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branches: int) -> Captured:
-    """The graph of `shim`.
+def _trace(
+    shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branches: int, *, export: bool = True
+) -> Captured:
+    """The graph of `shim`; where the recorder declines it, by PyTorch's `export` if that may be.
 
     Raises:
         CaptureError: the model does what a graph cannot express.
@@ -185,7 +228,7 @@ def _trace(shim: Shim, live: LiveTensors, tensors: Sequence[torch.Tensor], branc
     try:
         finished = finish(_record(shim, states, tensors, names, branches))
     except Exception as error:  # the export knows more, and says what forward itself raises
-        if isinstance(error, CaptureError) and error.only_children:
+        if not export or (isinstance(error, CaptureError) and error.only_children):
             raise
         expected = isinstance(error, Declined | CaptureError)
         try:

@@ -21,6 +21,7 @@ from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
 from fusepass.autotune.whole_graph import leave_out
 from fusepass.autotune.work import Work
+from fusepass.background import threads_soon
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
@@ -44,6 +45,7 @@ from fusepass.config import current
 from fusepass.garbage import collector_paused
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
+from fusepass.progress import tell
 from fusepass.report.choice import EAGER
 from fusepass.report.report import RegionState, Report
 from fusepass.runtime import fast_path
@@ -152,14 +154,17 @@ def compile_graph(
     forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
     graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
+    tell("simplify")
     with clock.stage("simplify"):
         correct(graph.graph)
         split_dropout(graph.graph)
         applications = [*applied, *simplify(graph)]
     if exact_inputs:
+        tell("layout")
         with clock.stage("layout"):
             graph, laid_out = chosen_layout(graph)
             applications += laid_out
+    tell("partition")
     with clock.stage("partition"):
         parts = partition(graph)
     if parts.regions and current().jobs >= _PLENTY:
@@ -260,7 +265,7 @@ def _fused(
 ) -> tuple[list[Work], dict[str, FusedRegion], dict[fx.Node, Any]]:
     """What became of each region, those that can be called, and results that lie otherwise now: `handing` lets a region write as the next
     one reads."""
-    with clock.stage("generate"), build.threads_soon():
+    with clock.stage("generate"), threads_soon():
         works, layouts = generated(graph, regions, forms, exact=exact, handing=handing, begin=build.begin)
     first = [work for work in works if work.like is None]
     with clock.stage("build", waits=True):
@@ -273,7 +278,8 @@ def _fused(
         for work in works:
             loaded[work.region.name] = load_candidates(work, counter)
     with clock.stage("tune", waits=True):
-        for work in works:
+        for number, work in enumerate(works):
+            tell("tune", number, len(works), work.region.name)
             if work.like is not None and work.like.choice is not None:
                 settle(work, work.like.choice)
             elif loaded[work.region.name]:
@@ -325,7 +331,8 @@ def generated(
         works = _works(graph, regions, exact)
     note_alike(works)
     first = [work for work in works if work.like is None]
-    for work in first:
+    for number, work in enumerate(first):
+        tell("generate", number, len(first), work.region.name)
         generate_candidates(work, forms, begin)
     add_schedule_candidates(first, begin)
     return works, layouts

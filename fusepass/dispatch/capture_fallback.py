@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fusepass.background import Job
 from fusepass.capture.threads import modes_apart
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -33,6 +34,9 @@ class Route(Protocol):
     def reports(self) -> list[Report]:
         """What was fused on this way so far."""
 
+    def jobs(self) -> list[Job]:
+        """What is compiled beside its calls now."""
+
 
 class Optimised(Protocol):
     """A child module that is optimised on its own."""
@@ -46,6 +50,10 @@ class Optimised(Protocol):
 
     def report(self) -> Report:
         """What was fused so far."""
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is compiled beside its calls now."""
 
 
 class Untouched:
@@ -66,6 +74,9 @@ class Untouched:
     def reports(self) -> list[Report]:
         return []
 
+    def jobs(self) -> list[Job]:
+        return []
+
 
 class Dynamo:
     """``torch.compile`` with this package's backend, graph breaks allowed; frames it cannot trace run as they are.
@@ -83,8 +94,10 @@ class Dynamo:
         from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         options = {**options, "cuda_graphs": False}
-        backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report))
-        self._compiled = torch.compile(forward, backend=backend)
+        self._backend = Backend(
+            name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report)
+        )
+        self._compiled = torch.compile(forward, backend=self._backend)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         asked = {
@@ -100,6 +113,9 @@ class Dynamo:
 
     def reports(self) -> list[Report]:
         return list(self._reports)
+
+    def jobs(self) -> list[Job]:
+        return self._backend.jobs
 
 
 class Children:
@@ -145,6 +161,9 @@ class Children:
 
     def reports(self) -> list[Report]:
         return [made.report() for made in self._optimised.values()]
+
+    def jobs(self) -> list[Job]:
+        return [job for made in self._optimised.values() for job in made.jobs]
 
     @contextmanager
     def _children_replaced(self) -> Iterator[None]:

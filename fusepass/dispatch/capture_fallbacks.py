@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusepass.capture.trace import CaptureFailure
-from fusepass.config import Config
+from fusepass.config import Config, override
 from fusepass.dispatch.capture_fallback import (
     IDLE_CALLS,
     MOST_IDLE,
@@ -133,6 +133,11 @@ class CaptureFallbacks:
             self._routes[key] = Untouched(self._run_original, self._name, failure.reason, self._fallbacks)
         return self._routes.get(key)
 
+    def give_up(self, key: object, failure: CaptureFailure) -> None:
+        """As `conclude`, for a call that was captured beside others."""
+        with override(**self._options) as config:
+            self.conclude(key, failure, config)
+
     def run(
         self, key: object, route: Route, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -143,6 +148,8 @@ class CaptureFallbacks:
         if self._idle[kind] >= IDLE_CALLS:
             return self._original(*args, **kwargs)
         result = route(args, kwargs)
+        if any(not job.over for job in route.jobs()):  # it is not known yet what there is to fuse
+            return result
         reports = route.reports()
         with self._lock:
             if not reports:

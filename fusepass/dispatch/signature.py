@@ -73,13 +73,14 @@ def settings(captured: Captured) -> tuple[Callable[[], Any], ...]:
 
 
 class Signature:
-    """What the specialisation `captured` of `model` was made for: the call with `tensors`, at the time of making.
+    """What a specialisation of `model` is made for: the call with `tensors`, at the time of making.
 
-    `forward` is what ran in place of the model's own, if anything did.
+    `forward` is what ran in place of the model's own, if anything did. `complete` has to follow, once the graph is there.
     """
 
     __slots__ = (
         "_all_states",
+        "_around",
         "_code",
         "_devices",
         "_dicts",
@@ -87,6 +88,7 @@ class Signature:
         "_globals_unchanged",
         "_indices",
         "_inputs_fit",
+        "_known",
         "_live",
         "_pick_states",
         "_python",
@@ -96,9 +98,7 @@ class Signature:
         "_states_fit",
     )
 
-    def __init__(
-        self, model: nn.Module, captured: Captured, tensors: Sequence[torch.Tensor], forward: object = None
-    ) -> None:
+    def __init__(self, model: nn.Module, tensors: Sequence[torch.Tensor], forward: object = None) -> None:
         around = Surroundings(model, forward)
         self._code = Code(model, around=around)
         self._live = LiveTensors(model)
@@ -109,14 +109,20 @@ class Signature:
         self._inputs_fit = tensor_guards(tensors).check
         self._states_fit = tensor_guards(self._live.tensors).check
         self._globals_unchanged = _guards.GlobalStateGuard().check
-        self._settings = (*settings(captured), *around.readers.values())
-        self._set = [read() for read in self._settings]
+        self._around = {read: read() for read in around.readers.values()}
+        self._known = {read: read() for read in SETTINGS["cuda"]}
         self._devices = default_devices()
+        self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
+
+    def complete(self, captured: Captured) -> bool:
+        """Take the graph's arguments and what its operators ask for; False where a setting is another by now than it was in the beginning."""
+        asked = {read: self._known[read] for read in settings(captured)} | self._around
+        self._settings, self._set = tuple(asked), list(asked.values())
         indices = captured.state_indices
         self._all_states = indices == tuple(range(len(self._live.slots)))
         self._pick_states = _getter(indices)
         self._indices = indices
-        self._seen: tuple[int, Tensors] = (-1, ())  # the sum of the dicts' versions, and the model's tensors then
+        return list(map(operator.call, self._settings)) == self._set
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Tensors | None:
         """The arguments of the graph for a call with these input tensors; None where they do not match.

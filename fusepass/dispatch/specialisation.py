@@ -29,9 +29,9 @@ take, or a launch. Attention of one query, written out, is two launches less."""
 
 
 class Specialisation:
-    """A compiled graph of `model` for the signature of the call with `tensors`, as things are now.
+    """A compiled graph of `model` for the `signature` of the call with `tensors`.
 
-    `alone` says that where nothing pays the model's own method `forward` is to serve, and `forward` is what runs in its place.
+    `alone` says that where nothing pays the model's own method `forward` is to serve.
 
     Attributes:
         captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
@@ -79,16 +79,16 @@ class Specialisation:
         model: nn.Module,
         captured: Captured,
         compiled: CompiledGraph,
+        signature: Signature,
         tensors: Sequence[torch.Tensor],
         *,
         cuda_graphs: bool | str = False,
         traceable: bool = True,
         alone: bool = False,
-        forward: Callable[..., Any] | None = None,
     ) -> None:
         self.captured = replace(captured, graph=compiled.before)
         self.compiled = compiled
-        self.signature = Signature(model, self.captured, tensors, forward)
+        self.signature = signature
         self.arity = _arity(captured)
         self.bind = self._bind_under_conditions if captured.conditions else self.signature.bind
         self._call = _without_autocast(compiled.call) if torch._C._is_any_autocast_enabled() else compiled.call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fusepass.capture.branches import MOST_BRANCHES
-from fusepass.capture.trace import CaptureFailure, capture, capturing
-from fusepass.codegen.forms import Forms
-from fusepass.compile.pipeline import compile_graph
-from fusepass.config import override
+from fusepass.background import Job
+from fusepass.capture.trace import CaptureFailure, capturing
+from fusepass.config import Config, override
+from fusepass.dispatch.beside import Beside, kind_of, numpy_state
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, Route, Untouched
 from fusepass.dispatch.capture_fallbacks import CaptureFallbacks
+from fusepass.dispatch.making import Begun, Maker
 from fusepass.dispatch.originals import NEEDS_GRADIENTS, Originals
 from fusepass.dispatch.signatures import Table
 from fusepass.dispatch.specialisation import Specialisation
 from fusepass.dispatch.training import Training
-from fusepass.garbage import collector_paused
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.fast_path import MISSED
@@ -33,13 +31,6 @@ from fusepass.structure import Template
 
 if TYPE_CHECKING:
     from fusepass.profiling.profile import Profile
-_log = logging.getLogger(__name__)
-_MOST_CONDITIONAL = 4
-"""Specialisations that are right for some branches of forward. One that takes ever new ones is better left to Dynamo."""
-
-_MOST_TRACEABLE = 16
-"""Specialisations that torch.compile and torch.export may trace: each has operators of its own, registered for good."""
-
 _UNTRACED = "every call so far ran as the original operators"
 _ROUTE_WORDS = {CaptureRoute.DYNAMO: "captured by Dynamo", CaptureRoute.UNTOUCHED: "not captured"}
 _Found = tuple[Specialisation, tuple[torch.Tensor, ...]]
@@ -62,18 +53,19 @@ class Specialiser:
 
     # Slots, so that `fusepass.guards.pystate` does not take what happens here for the state of a model around it.
     __slots__ = (
+        "_beside",
         "_capture_fallbacks",
         "_fallbacks",
-        "_forms",
         "_forward",
         "_left",
         "_lock",
+        "_maker",
         "_model",
         "_name",
         "_options",
         "_originals",
-        "_traceable",
         "_trains",
+        "_waiting",
         "table",
         "training",
     )
@@ -93,14 +85,14 @@ class Specialiser:
         self._forward = forward
         self._lock = threading.RLock()
         self.table = Table()
-        self._traceable: tuple[Specialisation, ...] = ()
         self._fallbacks = FallbackCounter()
-        self._forms = Forms()
+        self._maker = Maker(model, self._options, self._name, forward, self._fallbacks, self.table)
         alone = forward is None  # else nobody asks the table's door
         self._originals = Originals(model, self.table, self._fallbacks, self._name, self._lock) if alone else None
         self._trains = dynamo  # a child of a model that is captured child by child does not: the model does
         self.training: Training | None = None
         self._left: tuple[object, Untouched] | None = None  # what serves calls like the last one that was left as it is
+        self._waiting: tuple[object, Job] | None = None  # the last job, and the calls that it is for
         self._capture_fallbacks = CaptureFallbacks(
             model,
             self._name,
@@ -111,6 +103,7 @@ class Specialiser:
             dynamo=dynamo,
             lock=self._lock,
         )
+        self._beside = Beside(self._maker, self._lock, self._capture_fallbacks.give_up)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's result for ``forward(*args, **kwargs)``."""
@@ -132,6 +125,11 @@ class Specialiser:
                 elif made.fitting(args) is not None:
                     self.table.served(made)
                     return self._run_checked(made, (), args, kwargs)
+            waiting = self._waiting
+            if waiting is not None and waiting[0] == _shapes(args):
+                if not waiting[1].over:
+                    return self.original(*args)
+                self._waiting = None
             left = self._left
             if left is not None and left[0] == self._kind(args):
                 return left[1](args, kwargs)
@@ -154,7 +152,7 @@ class Specialiser:
         """
         if torch.compiler.is_exporting():
             return self.original(*args, **kwargs)
-        for made in self._traceable:
+        for made in self._maker.traceable:
             if made.inline is not None and made.inline.matches(args, kwargs):
                 return made.inline(args, kwargs)
         return self.original(*args, **kwargs)
@@ -170,9 +168,10 @@ class Specialiser:
         reason = obstacle(tensors)
         if reason is not None:
             return CaptureFailure(reason, final=True)
+        self.wait()
         with self._lock, torch.set_grad_enabled(torch.is_grad_enabled() and not self._needs_gradients(tensors)):
             found = self._find(tensors, inputs)
-            return found[0] if found else self._specialise(args, kwargs, tensors)
+            return found[0] if found else self._maker.make(args, kwargs, tensors)
 
     def profile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile | CaptureFailure:
         """Times of the steps of a call, which is not made; where it would need gradients, of one without."""
@@ -186,6 +185,18 @@ class Specialiser:
             bound = made.signature.bind(tensors)
         assert bound is not None  # it was made for these
         return profile(made.compiled, bound, made.written)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is compiled beside the calls, of the children, too: what is under way, and what failed."""
+        inner = [job for route in self._capture_fallbacks.routes for job in route.jobs()]
+        every = [*self._beside.jobs, *inner, *(self.training.jobs if self.training is not None else ())]
+        return [job for job in every if job.error or not job.over]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is compiled beside the calls, at most `timeout` seconds; says whether that is so."""
+        until = None if timeout is None else time.monotonic() + timeout
+        return all(job.wait(None if until is None else max(0.0, until - time.monotonic())) for job in self.jobs)
 
     def report(self) -> Report:
         """What was fused so far, and what was not."""
@@ -203,8 +214,9 @@ class Specialiser:
             refusals=(*refusals.values(), *(self.training.refusals if self.training is not None else ())),
             fallbacks=self._fallbacks.records(),
             reason="; ".join(refusals)
-            or (None if kinds else _UNTRACED if self._fallbacks.records() else "not called yet"),
+            or (None if kinds else _UNTRACED if self._fallbacks.records() or self.jobs else "not called yet"),
             cuda_graphs=self._without_graphs(routes, trained),
+            background=tuple(map(str, self.jobs)),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
 
@@ -244,6 +256,8 @@ class Specialiser:
                     return self.original(*args, **kwargs)
                 if config.training == "eager":
                     return self._run_original(args, kwargs, self._left_to_original(NEEDS_GRADIENTS))
+                if config.compile == "background" and not self._beside.dynamo_is_there():
+                    return self.original(*args, **kwargs)
             with self._lock:
                 self.training = self.training or Training(
                     self._model,
@@ -306,14 +320,21 @@ class Specialiser:
             if not config.fuses:
                 return self.original(*args, **kwargs)
         key = inputs.key, self._training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        kind = kind_of(key, tensors) if config.compile == "background" else None
+        if kind is not None and self._is_for_beside(key, kind):
+            return self._run_beside(key, kind, args, kwargs, tensors, inputs, config)
         with self._lock:
             route = self._capture_fallbacks.get(key)
             found = None if route else self._find(tensors, inputs)
             reason = None if route or found else self.table.obstacle(tensors, config.max_signatures)
-            failure = None
+            failure, beside = None, False
             if route is None and found is None and reason is None:
-                made = self._specialise(args, kwargs, tensors)
-                if isinstance(made, CaptureFailure):
+                begun = self._maker.begin(args, kwargs, tensors)
+                beside = kind is not None and isinstance(begun, Begun)
+                made = self._maker.finish(begun) if isinstance(begun, Begun) and not beside else begun
+                if isinstance(made, Begun):
+                    self._beside.compile(key, kind, made)
+                elif isinstance(made, CaptureFailure):
                     if made.needs_gradients and self._trains:
                         return self._train(args, kwargs)
                     failure, reason = made, made.reason
@@ -321,6 +342,8 @@ class Specialiser:
                 else:
                     bound = made.bound(tensors)
                     found = None if bound is None else (made, bound)
+        if beside:
+            return self.original(*args, **kwargs)
         if failure is not None and failure.error is not None:
             # The call itself may be at fault: then the original says so, and nothing follows for other calls.
             result = self._run_original(args, kwargs, failure.reason)
@@ -339,48 +362,49 @@ class Specialiser:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
 
-    def _specialise(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
-    ) -> Specialisation | CaptureFailure:
-        start = time.perf_counter()
-        conditional = sum(bool(made.captured.conditions) for made in self.table)
-        branches = MOST_BRANCHES if conditional < _MOST_CONDITIONAL else 0
-        with collector_paused(), override(**self._options):
-            captured = capture(self._model, args, kwargs, forward=self._forward, branches=branches)
-        seconds = time.perf_counter() - start
-        if isinstance(captured, CaptureFailure):
-            _log.info("%s: not captured: %s", self._name, captured.reason)
-            return captured
-        _log.info("%s: captured for %s in %.2f s", self._name, _kinds(tensors), seconds)
-        with override(**self._options) as config:
-            try:
-                compiled = compile_graph(
-                    captured.graph, name=self._name, fallbacks=self._fallbacks, forms=self._forms, exact_inputs=True
-                )
-                report = replace(compiled.report, seconds=(("capture", seconds), *compiled.report.seconds))
-                compiled = replace(compiled, report=report)
-                traceable = len(self._traceable) < _MOST_TRACEABLE
-                made = Specialisation(
-                    self._model, captured, compiled, tensors, cuda_graphs=config.cuda_graphs, traceable=traceable,
-                    alone=self._forward is None, forward=self._forward,
-                )  # fmt: skip
-            except Exception as bug:  # ours, but not a reason for the user's model not to run
-                if config.debug:
-                    raise
-                return CaptureFailure(f"internal error: {type(bug).__name__}: {bug}", final=True, lasting=True)
-        if made.inline is not None:
-            self._traceable = (*self._traceable, made)
-        self.table.add(made, tensors, config.max_signatures)
-        return made
+    def _is_for_beside(self, key: object, kind: object) -> bool:
+        """Whether such a call runs the original, as it is captured or compiled beside, or can be."""
+        with self._lock:
+            if self._beside.under_way(kind):
+                return True
+            return self._capture_fallbacks.get(key) is None and not self._beside.is_left(kind)
+
+    def _run_beside(
+        self,
+        key: object,
+        kind: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
+        inputs: Template,
+        config: Config,
+    ) -> Any:
+        """A call of a signature that was not seen before: the original's result, and behind it a job that specialises for later ones."""
+        if self._beside.under_way(kind):
+            return self.original(*args, **kwargs)
+        before = numpy_state()
+        result = self.original(*args, **kwargs)
+        with self._lock:
+            if self._beside.under_way(kind) or self._find(tensors, inputs) is not None:
+                return result
+            reason = self.table.obstacle(tensors, config.max_signatures)
+            if reason is not None:
+                self._fallbacks.count(self._name, reason)
+            elif before and numpy_state() != before:
+                self._beside.leave(kind, "forward draws from NumPy's generator")
+            else:
+                job = self._beside.capture(key, kind, args, kwargs, tensors)
+                self._waiting = None if kwargs or job is None else (_shapes(args), job)
+        return result
 
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""
         self._capture_fallbacks.refuse(step, reason)
 
 
-def _kinds(tensors: Sequence[torch.Tensor]) -> str:
-    """Types and shapes in words."""
-    return ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
+def _shapes(args: tuple[Any, ...]) -> object:
+    """What calls alike are told by at a glance; a call that is mistaken for another one waits for its job."""
+    return torch.is_grad_enabled(), *(arg.shape if isinstance(arg, torch.Tensor) else type(arg) for arg in args)
 
 
 def _device(model: nn.Module) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusepass.background import Job
 from fusepass.capture.trace import capturing
 from fusepass.dispatch.capture_fallback import MOST_RECOMPILATIONS, Children, Forward, Optimised
 from fusepass.dispatch.signature import SETTINGS, default_devices
@@ -133,6 +134,11 @@ class Training:
     def reports(self) -> list[Report]:
         """What was fused so far."""
         return [report for made in tuple(self._made.values()) for report in made.reports]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is compiled beside the calls now."""
+        return [job for made in tuple(self._made.values()) for job in made.jobs]
 
     @property
     def refusals(self) -> list[RefusalReport]:

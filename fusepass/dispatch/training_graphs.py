@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusepass.background import Job
 from fusepass.config import override
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, Forward
 from fusepass.report.records import CaptureRoute, RefusalReport, RegionState
@@ -111,6 +112,11 @@ class Graphs:
     def reports(self) -> list[Report]:
         """Of the graphs so far, those of backward as parts of such."""
         return [*self._reports, *(self._children.reports() if self._children is not None else ())]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """What is compiled beside the calls now."""
+        return [*self._backend.jobs, *(self._children.jobs() if self._children is not None else ())]
 
     @property
     def refusals(self) -> list[RefusalReport]:

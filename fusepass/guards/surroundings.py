@@ -12,10 +12,11 @@ import dis
 import enum
 import functools
 import gc
+import logging
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,20 @@ class Surroundings:
             if hasattr(torch.Tensor, name):
                 self._note(entries_of(torch.Tensor), name)
 
+    @property
+    def writable(self) -> str | None:
+        """Something out there that forward may change: an object that is not plain, or a variable that it sets; None where there is nothing."""
+        for variable in self.variables.values():
+            if not _stays(variable.get()):
+                return str(variable)
+        for name, _ in self.defaults.values():
+            return f"a default of {name}"
+        shared = {variable.name for variable in self.variables.values() if variable.get() is not MISSING}
+        for function in self.functions:
+            for name in _stored(function.__code__, shared):
+                return f"{name}, which {function.__name__} sets"
+        return None
+
     def _note(self, entries: dict[str, Any], name: str) -> None:
         self.spaces.setdefault(id(entries), (entries, {}))[1][name] = None
 
@@ -237,6 +252,39 @@ class Surroundings:
                 hidden = (kind, name) in self.methods
                 read = _entry(base, name) if hidden else functools.partial(getattr, kind, name, None)
                 self.methods.setdefault((base if hidden else kind, name), read)
+
+
+_FIXED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, *_INSIDE)
+
+
+def _stays(value: object) -> bool:
+    """Whether nothing can be written in `value`, but attributes of modules, classes and functions."""
+    return (
+        value is MISSING
+        or is_plain(value)
+        or isinstance(value, _FIXED)
+        or (
+            type(value).__module__.partition(".")[0] in ("torch", "typing", "types", "builtins")
+            and not isinstance(value, (list, dict, set, bytearray, torch.Tensor, nn.Module))
+        )
+    )
+
+
+def _stored(code: types.CodeType, shared: Collection[str]) -> Iterator[str]:
+    """The globals, variables of closures around it, and of the attributes called as those `shared`, that `code` sets."""
+    for step in dis.get_instructions(code):
+        kind, name = step.opname.partition("_")[::2], str(step.argval)
+        if kind[0] not in ("STORE", "DELETE"):
+            continue
+        if (
+            kind[1] == "GLOBAL"
+            or (kind[1] == "DEREF" and name in code.co_freevars)
+            or (kind[1] == "ATTR" and name in shared)
+        ):
+            yield name
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from (name for name in _stored(constant, shared) if name not in code.co_cellvars)
 
 
 def _functions(value: object) -> Iterator[types.FunctionType]:

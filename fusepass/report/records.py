@@ -214,6 +214,7 @@ class ModelRecord:
         seconds: seconds for each stage, by its name, in the order in which they ran.
         graphs: the captured graphs after the rules, in topological order.
         cuda_graphs: what became of ``Config.cuda_graphs``, in words, for each specialisation; empty where it is off.
+        background: what is compiled beside the calls, in words, each with how far it is, and what failed there.
         backward: the same of the graphs that compute gradients, which all other attributes leave out; None where there are none.
     """
 
@@ -229,6 +230,7 @@ class ModelRecord:
     ops_fused: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
     cuda_graphs: tuple[str, ...] = ()
+    background: tuple[str, ...] = ()
     graphs: tuple[tuple[GraphNode, ...], ...] = ()
     backward: ModelRecord | None = None
 

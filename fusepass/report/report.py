@@ -136,6 +136,7 @@ class Report(ModelRecord):
             ops_fused=sum(r.ops_fused for r in reports),
             seconds=_sums(entry for r in reports for entry in r.seconds),
             cuda_graphs=tuple(dict.fromkeys(text for r in reports for text in r.cuda_graphs)),
+            background=tuple(dict.fromkeys(text for r in reports for text in r.background)),
             graphs=tuple(graph for r in reports for graph in r.graphs),
             backward=cls.merge(backward) if backward else None,
         )
@@ -173,6 +174,7 @@ def _decoded(data: dict[str, Any]) -> dict[str, Any]:
         "rewrites": tuple(RewriteReport(**entry) for entry in data["rewrites"]),
         "seconds": tuple(data["seconds"].items()),
         "cuda_graphs": tuple(data.get("cuda_graphs", ())),
+        "background": tuple(data.get("background", ())),
         "graphs": tuple(tuple(map(_node, graph)) for graph in data.get("graphs", ())),
         "backward": _report(data["backward"]) if data.get("backward") else None,
     }

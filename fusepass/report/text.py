@@ -27,7 +27,8 @@ _ROUTES = {
 
 def report_text(report: ModelRecord, width: int) -> str:
     """The whole report in lines of at most `width` columns: summary, regions, refusals, fallbacks, rules, totals; the same of backward."""
-    sections = [_summary(report, width), *_sections(report, width)]
+    under_way = _list("compiled in the background", report.background, width)
+    sections = [_summary(report, width), under_way, *_sections(report, width)]
     if report.backward is not None:
         sections += [wrap("backward", width), *_sections(report.backward, width)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)

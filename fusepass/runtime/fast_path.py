@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fusepass import background
 from fusepass.codegen import build, cache, cache_entry, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
@@ -101,14 +102,20 @@ def begin() -> None:
         context = contextvars.copy_context()
         thread = _building = threading.Thread(target=context.run, args=(_build,), daemon=True)
         thread.start()
-    atexit.register(thread.join)  # or the compiler would go on alone, and leave its files behind
+    atexit.register(_end, thread)
+
+
+def _end(thread: threading.Thread) -> None:
+    """Wait for the library, or its compiler would go on alone and leave its files behind; not where jobs beside the program are dropped, too."""
+    background.stop()
+    thread.join()
 
 
 def _build() -> None:
     global _building, _given_up
     try:
         _load(build.build(_SOURCE))
-    except (BuildError, OSError):
+    except (BuildError, OSError, background.Stopped):
         _given_up = True
     _building = None
 

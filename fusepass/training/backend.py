@@ -17,6 +17,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fusepass.background import Job
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
 from fusepass.capture.isolation import whole_resampling
 from fusepass.capture.threads import tracing_apart
@@ -25,14 +26,16 @@ from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import override
 from fusepass.patterns.simplify import Application
+from fusepass.progress import shown
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.memory import untraceable
 from fusepass.supported import check_versions
 from fusepass.training.attention import with_attention
-from fusepass.training.calls import AsTraced, Backward, PerShape, Run, Unfused, without_views
+from fusepass.training.calls import AsTraced, Backward, Call, PerShape, Run, Unfused, without_views
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
+from fusepass.training.later import Later
 from fusepass.training.replayed import replayed
 
 Observer = Callable[[CompiledGraph], None]
@@ -91,6 +94,9 @@ class Backend:
         fallbacks: counts calls that run as the original operators.
         observe: is called with each compiled graph.
         observe_backward: is called with those of backward in its place; by default all go to `observe`.
+
+    Attributes:
+        jobs: graphs that are compiled beside the program, and such as failed.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Backend:
         self._fallbacks = fallbacks or FallbackCounter()
         self._observe = observe
         self._observe_backward = observe_backward or observe
+        self.jobs: list[Job] = []
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
@@ -193,15 +200,27 @@ class Backend:
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
         unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
-        per_shape = PerShape(graph, specialise, limit, unfused, guarded=not backward)
+        static = context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
+
+        def later(make: Callable[[], Call], what: str = "") -> Call:
+            """What `make` gives; beside the program, if that is asked for, whose calls run the operators meanwhile."""
+            if config.compile != "background":
+                return make()
+            name = f"{self._name}{' (backward)' if backward else ''}{what}"
+            return Later(name, unfused, make, self.jobs)
+
+        per_shape = PerShape(graph, specialise, limit, unfused, later, guarded=not backward)
         if _is_symbolic(graph):
             return per_shape
-        compiled = specialise(graph)
-        if backward:
-            return Backward(graph, Run(compiled), per_shape)
-        static = context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
-        run = replayed(compiled, static, self._name, asked=graphs is True) if graphs else Run(compiled)
-        return AsTraced(graph, run, per_shape)
+
+        def whole() -> Call:
+            compiled = specialise(graph)
+            if backward:
+                return Backward(graph, Run(compiled), per_shape)
+            run = replayed(compiled, static, self._name, asked=graphs is True) if graphs else Run(compiled)
+            return AsTraced(graph, run, per_shape)
+
+        return later(whole)
 
     def specialise(
         self,
@@ -215,7 +234,7 @@ class Backend:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, rules have been `applied` to it, and so many of
         its results are `visible` to others than backward."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
-        with override(**self._options), without_modes():
+        with override(**self._options), without_modes(), shown(f"{self._name}{' (backward)' if backward else ''}"):
             compiled = compile_graph(
                 graph,
                 name=self._name,

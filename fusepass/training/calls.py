@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -235,6 +236,7 @@ class PerShape:
         specialise: compiles a graph of constant shapes.
         limit: of sets of sizes.
         unfused: what serves other calls.
+        later: has what it is given made, now or beside the program.
         guarded: whether arguments of constant shape are compared by Dynamo.
     """
 
@@ -244,6 +246,7 @@ class PerShape:
         specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
         limit: int,
         unfused: Unfused,
+        later: Callable[[Callable[[], Call], str], Call],
         *,
         guarded: bool,
     ) -> None:
@@ -252,6 +255,7 @@ class PerShape:
         self._graph = graph
         self._specialise = specialise
         self._limit = limit
+        self._later = later
         self._forms = Forms()
         self._made: dict[object, Call] = {}
         self._recent: tuple[tuple[_Like, Call], ...] = ()
@@ -282,12 +286,16 @@ class PerShape:
         """What serves calls with `arguments` from now on; None where it would be one too many. One thread makes one at a time."""
         with self._lock:
             if signature not in self._made and len(self._made) < self._limit:
-                self._made[signature] = self._concrete(arguments)
+                tensors, inputs = Template.of(tuple(arguments))
+                mode = FakeTensorMode()
+                with mode:  # what is made later keeps no argument
+                    fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+                what = f" for {', '.join(str(list(each.shape)) for each in tensors)}"
+                self._made[signature] = self._later(partial(self._concrete, inputs, mode, fakes), what)
             return self._made.get(signature)
 
-    def _concrete(self, arguments: Sequence[Any]) -> Call:
-        """The graph for the shapes and numbers of `arguments`."""
-        tensors, inputs = Template.of(tuple(arguments))
+    def _concrete(self, inputs: Template, mode: FakeTensorMode, fakes: Sequence[torch.Tensor]) -> Call:
+        """The graph for the shapes and numbers of arguments: `inputs`, with `fakes` of `mode` for their tensors."""
         form: list[Template] = []
 
         def flat(*values: torch.Tensor) -> list[torch.Tensor]:
@@ -295,9 +303,6 @@ class PerShape:
             form.append(template)
             return results
 
-        mode = FakeTensorMode()
-        with mode:
-            fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
         compiled, used, outputs = Run(self._specialise(graph, self._forms)), _picker(inputs.holes), form[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusepass.background import threads_soon
 from fusepass.cli import doctor
 from fusepass.cli.doctor import diagnose
 from fusepass.codegen import build as builds
@@ -140,9 +140,9 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
 
 def test_threads_are_let_in_soon_while_somebody_wants_it() -> None:
     usual = sys.getswitchinterval()
-    with builds.threads_soon():
+    with threads_soon():
         soon = sys.getswitchinterval()
-        with builds.threads_soon():
+        with threads_soon():
             assert sys.getswitchinterval() == soon < usual / 10
         assert sys.getswitchinterval() == soon
     assert sys.getswitchinterval() == usual
@@ -393,43 +393,6 @@ def test_a_loaded_library_stays_whatever_becomes_of_its_file() -> None:
     assert run(library)[1] == 7
     cache.clear()
     assert run(library)[1] == 7
-
-
-class Terminal(io.StringIO):
-    """Stands for a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stream", "wanted", "shown"),
-    [
-        (Terminal, None, True),
-        (Terminal, False, False),
-        (io.StringIO, None, False),
-        (io.StringIO, True, True),
-    ],
-)
-def test_a_long_build_shows_progress_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], wanted: bool | None, shown: bool
-) -> None:
-    written = stream()
-    monkeypatch.setattr(sys, "stderr", written)
-    monkeypatch.setattr(builds, "_PROGRESS_AFTER", 0.05)
-    with override(progress=wanted), builds._progress(3):
-        time.sleep(0.3)
-    text = written.getvalue()
-    assert ("fusepass: compiling 3 kernels ... 0." in text) == shown
-    assert text.endswith("\r\033[K") == shown
-
-
-def test_a_short_build_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Terminal()
-    monkeypatch.setattr(sys, "stderr", written)
-    with builds._progress(1):
-        pass
-    assert written.getvalue() == ""
 
 
 @pytest.mark.usefixtures("directory")

@@ -15,6 +15,7 @@ from tests.support.layout import FOLDERS, ROOT, package_sources
 # The areas of the package; a module belongs to the longest of these names that it starts with.
 DOOR, MAIN = "fusepass", "fusepass.__main__"
 ERRORS, CONFIG = "fusepass.errors", "fusepass.config"
+PROGRESS, BACKGROUND = "fusepass.progress", "fusepass.background"
 PATTERNS = "fusepass.patterns"
 CODEGEN = "fusepass.codegen"  # what has no area of its own: build, cache
 SOURCE, DEVICE, MACHINE = "fusepass.codegen.source", "fusepass.codegen.device", "fusepass.codegen.machine"
@@ -36,13 +37,15 @@ REPORT, NUMERICS, AUTOTUNE, COMPILE = "fusepass.report", "fusepass.numerics", "f
 TRAINING, PROFILING = "fusepass.training", "fusepass.profiling"
 DISPATCH, API, CLI = "fusepass.dispatch", "fusepass.api", "fusepass.cli"
 
-FROM_EVERYWHERE = frozenset({ERRORS, CONFIG})
+FROM_EVERYWHERE = frozenset({ERRORS, CONFIG, PROGRESS, BACKGROUND})
 SCHEDULES = frozenset({SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, SCHEDULE_GENERAL})
 KERNELS = SCHEDULES | {CODEGEN, IR, DEVICE, MACHINE, SOURCE, LOWERING, PASSES, RENDER, TEMPLATES}
 GRAPHS = KERNELS | {PATTERNS, SEARCH, COLLECTOR, MEASURE, STRUCTURE}
 ALLOWED: Mapping[str, frozenset[str]] = {
     ERRORS: frozenset(),
     CONFIG: frozenset(),
+    PROGRESS: frozenset(),
+    BACKGROUND: frozenset(),
     COLLECTOR: frozenset(),
     MEASURE: frozenset(),
     STRUCTURE: frozenset(),

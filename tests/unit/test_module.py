@@ -544,7 +544,7 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("fusepass.dispatch.specialise.compile_graph", broken)
+    monkeypatch.setattr("fusepass.dispatch.making.compile_graph", broken)
     opt = fusepass.optimize(net)
     with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
         close(opt(X), net(X))
@@ -553,7 +553,7 @@ def test_internal_errors_are_told_and_the_original_runs(net: Net, monkeypatch: p
 
 
 def test_a_specialisation_that_cannot_be_made_is_an_internal_error(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusepass.dispatch.specialise.Specialisation", mock.Mock(side_effect=KeyError("lost")))
+    monkeypatch.setattr("fusepass.dispatch.making.Specialisation", mock.Mock(side_effect=KeyError("lost")))
     opt = fusepass.optimize(net)
     with pytest.warns(FusepassWarning, match="internal error: KeyError: 'lost'"):
         close(opt(X), net(X))

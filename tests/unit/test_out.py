@@ -157,7 +157,7 @@ def test_what_eager_raises_is_raised() -> None:
 def test_a_refusal_that_lasts_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "fusepass.dispatch.specialise.capture", lambda *args, **kwargs: asked.append(1) or capture(*args, **kwargs)
+        "fusepass.dispatch.making.capture", lambda *args, **kwargs: asked.append(1) or capture(*args, **kwargs)
     )
     fused, x = fusepass.optimize(Calls(lambda x: (x * 2).requires_grad_())), torch.randn(3, 5)
     with torch.no_grad(), pytest.warns(fusepass.FusepassWarning):

@@ -121,7 +121,7 @@ def test_json_keys_and_values() -> None:
     data = json.loads(REPORT.to_json())
     assert list(data) == [
         "format", "model", "device", "capture", "regions", "refusals", "fallbacks", "reason", "rewrites",
-        "ops_total", "ops_fused", "seconds", "cuda_graphs", "graphs", "backward",
+        "ops_total", "ops_fused", "seconds", "cuda_graphs", "background", "graphs", "backward",
     ]  # fmt: skip
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",

@@ -39,7 +39,9 @@ class Net(nn.Module):
 def signature(model: nn.Module, *tensors: Tensor) -> Signature:
     made = capture(model, tensors, {})
     assert isinstance(made, Captured), made
-    return Signature(model, made, tensors)
+    begun = Signature(model, tensors)
+    assert begun.complete(made)
+    return begun
 
 
 @pytest.fixture
