@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
 from fusepass.runtime.replayable import overlaps
 
 Tensors = tuple[torch.Tensor, ...]
+Result = TypeVar("Result")
 
 _MOST_STREAMS = 4
 _MOST_CAPTURES = 8
@@ -45,7 +46,16 @@ class Graphs(Protocol):
     def pool(self) -> Pool:
         """The memory of the current stream's graphs."""
 
-    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
+    def own_pool(self) -> Pool:
+        """Memory for graphs whose results are read after other graphs' replays."""
+
+    def room(self, needed: int) -> int:
+        """Bytes of the device that are free, or that PyTorch keeps for later; where less than `needed` is free, it is given back before."""
+
+    def reserved(self) -> int:
+        """Bytes that PyTorch has of the device."""
+
+    def timed(self, run: Callable[[], Result]) -> tuple[Result, Pending]:
         """What `run` gives, and what it took."""
 
 
@@ -86,15 +96,31 @@ class CudaGraphs:
             around = torch.cuda.Stream()
             around.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(around):
+                # Workspaces of cuBLAS stay, by stream, whatever becomes of the pool that they were taken from: so none is older or younger than the graph.
+                torch._C._cuda_clearCublasWorkspaces()
                 # Other threads may go on allocating: that disturbs a capture in the default mode.
                 graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
                 try:
                     results = tuple(run())
                 finally:
                     graph.capture_end()
+                    torch._C._cuda_clearCublasWorkspaces()
         return graph.replay, results
 
-    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
+    def own_pool(self) -> Pool:
+        return Pool(torch.cuda.graph_pool_handle())
+
+    def room(self, needed: int) -> int:
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if free < needed and kept:
+            torch.cuda.empty_cache()  # nothing can be while a graph is captured
+        return free + kept
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def timed(self, run: Callable[[], Result]) -> tuple[Result, Pending]:
         with torch.cuda.device(self._device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -215,7 +241,7 @@ class Replay:
     def _key(self, fixed: tuple[int, ...], arguments: Tensors) -> object:
         """What a capture is for."""
         read = [state.data_ptr() for state in arguments[: self._states]]
-        return read, [arguments[position].data_ptr() for position in fixed], _settings()
+        return read, [arguments[position].data_ptr() for position in fixed], settings()
 
     def _prepared(self, stream: int, arguments: Tensors) -> _Captured | None:
         """The capture for a call on `stream`, made if need be; None for the first call on it, and where there is none."""
@@ -277,7 +303,7 @@ class Replay:
             return tuple([_copy(result) for result in captured.results])
 
 
-def _settings() -> tuple[object, ...]:
+def settings() -> tuple[object, ...]:
     """What PyTorch's operators choose their kernels by, and a replay would not see."""
     c = torch._C
     return (

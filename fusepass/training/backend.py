@@ -23,7 +23,7 @@ from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
-from fusepass.config import override
+from fusepass.config import current, override
 from fusepass.patterns.simplify import Application
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.memory import untraceable
@@ -33,7 +33,8 @@ from fusepass.training.calls import AsTraced, Backward, PerShape, Run, Unfused, 
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
-from fusepass.training.replayed import replayed
+from fusepass.training.replayed import replayed, replayed_backward, replayed_forward
+from fusepass.training.steps import Step
 
 Observer = Callable[[CompiledGraph], None]
 
@@ -91,6 +92,7 @@ class Backend:
         fallbacks: counts calls that run as the original operators.
         observe: is called with each compiled graph.
         observe_backward: is called with those of backward in its place; by default all go to `observe`.
+        observe_step: is called with what says how each graph's forward and backward are replayed.
     """
 
     def __init__(
@@ -101,12 +103,14 @@ class Backend:
         fallbacks: FallbackCounter | None = None,
         observe: Observer = lambda compiled: None,
         observe_backward: Observer | None = None,
+        observe_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self._name = name
         self._options = dict(options)
         self._fallbacks = fallbacks or FallbackCounter()
         self._observe = observe
         self._observe_backward = observe_backward or observe
+        self._observe_step = observe_step
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # A wrong option is to be told now, not in a compiler callback.
@@ -117,6 +121,8 @@ class Backend:
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)
             visible = sys.maxsize
+            graphs = current().cuda_graphs
+            step = Step(self._name, asked=graphs is True) if graphs else None
 
             def cut(*args: Any, num_fwd_outputs: int, **kwargs: Any) -> Any:
                 nonlocal visible
@@ -125,11 +131,11 @@ class Backend:
 
             try:
                 compiler = aot_autograd(
-                    fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible),
+                    fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible, step),
                     inference_compiler=partial(
                         self._compile_forward, applied=applied, visible=sys.maxsize, inference=True
                     ),
-                    bw_compiler=partial(self._compile, backward=True),
+                    bw_compiler=partial(self._compile, step=step, backward=True),
                     partition_fn=cut,
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
@@ -157,10 +163,11 @@ class Backend:
         example_inputs: Sequence[Any],
         applied: Sequence[Application],
         visible: int,
+        step: Step | None = None,
         inference: bool = False,
     ) -> Callable[..., Any]:
-        """A graph of forward, in which rules have been `applied`, of whose results so many are not for backward alone; where no gradients
-        follow, it is `inference`.
+        """A graph of forward, in which rules have been `applied`, of whose results so many are not for backward alone, which is replayed as
+        a part of `step`; where no gradients follow, it is `inference`.
 
         Raises:
             _Mistraced: it is not what forward does.
@@ -169,7 +176,9 @@ class Backend:
             raise _Mistraced(LOST_WRITE)
         if keeps_dimensions(graph.graph):
             raise _Mistraced(WRONG_SHAPE)
-        call = self._compile(graph, example_inputs, applied, visible=visible, inference=inference)
+        if step is not None:
+            self._observe_step(step)
+        call = self._compile(graph, example_inputs, applied, step, visible=visible, inference=inference)
         return without_views(call, visible)
 
     def _compile(
@@ -177,6 +186,7 @@ class Backend:
         graph: fx.GraphModule,
         example_inputs: Sequence[Any],
         applied: Sequence[Application] = (),
+        step: Step | None = None,
         *,
         backward: bool = False,
         visible: int = sys.maxsize,
@@ -192,16 +202,27 @@ class Backend:
         specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
+        static = context.fw_metadata.static_input_indices if context and context.fw_metadata and not backward else ()
+
+        def calls(compiled: CompiledGraph, given: Sequence[int], results: Sequence[int]) -> Run:
+            """Those of the graph for one set of sizes, which takes and gives the tensors of the graph in these places."""
+            if step is None:
+                return Run(compiled)
+            if backward:
+                return replayed_backward(compiled, step)
+            states = [number for number, place in enumerate(given) if place in {*static}]
+            return replayed_forward(compiled, step, states, sum(place < visible for place in results))
+
         unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
-        per_shape = PerShape(graph, specialise, limit, unfused, guarded=not backward)
+        per_shape = PerShape(graph, specialise, limit, unfused, calls, guarded=not backward)
         if _is_symbolic(graph):
             return per_shape
         compiled = specialise(graph)
-        if backward:
-            return Backward(graph, Run(compiled), per_shape)
-        static = context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
-        run = replayed(compiled, static, self._name, asked=graphs is True) if graphs else Run(compiled)
-        return AsTraced(graph, run, per_shape)
+        if graphs:
+            return AsTraced(graph, replayed(compiled, static, self._name, asked=graphs is True), per_shape)
+        (output,) = graph.graph.find_nodes(op="output")
+        run = calls(compiled, range(len(example_inputs)), range(len(output.args[0])))
+        return (Backward if backward else AsTraced)(graph, run, per_shape)
 
     def specialise(
         self,
