@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -49,8 +50,11 @@ class Graphs(Protocol):
     def own_pool(self) -> Pool:
         """Memory for graphs whose results are read after other graphs' replays."""
 
-    def room(self, needed: int) -> int:
-        """Bytes of the device that are free, or that PyTorch keeps for later; where less than `needed` is free, it is given back before."""
+    def room(self) -> int:
+        """Bytes of the device that are free, or that PyTorch keeps for later."""
+
+    def make_room(self, nbytes: int) -> None:
+        """Give back what PyTorch keeps for later, unless so much is free: nothing is given back while a graph is captured."""
 
     def reserved(self) -> int:
         """Bytes that PyTorch has of the device."""
@@ -103,19 +107,20 @@ class CudaGraphs:
                 try:
                     results = tuple(run())
                 finally:
-                    graph.capture_end()
+                    _end(graph, pool)
                     torch._C._cuda_clearCublasWorkspaces()
         return graph.replay, results
 
     def own_pool(self) -> Pool:
         return Pool(torch.cuda.graph_pool_handle())
 
-    def room(self, needed: int) -> int:
+    def room(self) -> int:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        free, _ = torch.cuda.mem_get_info(self._device)
-        if free < needed and kept:
-            torch.cuda.empty_cache()  # nothing can be while a graph is captured
-        return free + kept
+        return int(torch.cuda.mem_get_info(self._device)[0]) + kept
+
+    def make_room(self, nbytes: int) -> None:
+        if torch.cuda.mem_get_info(self._device)[0] < nbytes:
+            torch.cuda.empty_cache()
 
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self._device)
@@ -129,6 +134,16 @@ class CudaGraphs:
             host = time.perf_counter() - start
             end.record()
         return results, lambda: Taken(host, begin.elapsed_time(end) * 1e-3) if end.query() else None
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
+    """End a capture; one that failed, too, is no longer the allocator's, which would give back nothing while there is one."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # it may have ended for the allocator
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
+        raise
 
 
 @dataclass(frozen=True)

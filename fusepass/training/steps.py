@@ -100,12 +100,11 @@ class Step:
         self.lock = threading.RLock()  # from the choice of a slot until its memory is referred to
         self.sizes: list[Size] = []
         self.slots: list[_Slot] = []
-        self.opened: tuple[Size, bool, Pending] | None = (
-            None  # the last forward of a trial, which waits for its backward
-        )
+        self.opened: tuple[Size, bool, Pending] | None = None  # the last forward of a trial, until backward follows
         self._launched: Counter[str] = Counter()
         self._unfit: dict[str, None] = {}
         self._captures = 0
+        self._most: int | None = None  # bytes of all slots; None before the first
 
     @property
     def status(self) -> str:
@@ -152,6 +151,8 @@ class Step:
         if stream not in size.streams:  # libraries, kernels and allocator get ready
             if len(size.streams) < _MOST_STREAMS:
                 size.streams.add(stream)
+            else:
+                self.launches(f"they were on more than {_MOST_STREAMS} streams")
             return None
         if size.captures >= _MOST_CAPTURES:
             self.give_up(size, f"{_MOST_CAPTURES} captures did not serve later calls: other tensors or sizes came")
@@ -162,6 +163,7 @@ class Step:
             else:
                 self.give_up(size, f"{size.needed >> 20} MiB are more than a quarter of the memory that is free")
             return None
+        self.graphs.make_room(size.needed)
         pool = self.graphs.own_pool()
         size.captures += 1
         states = frozenset(arguments[position].untyped_storage().data_ptr() for position in static)
@@ -192,9 +194,10 @@ class Step:
         return True
 
     def _fits(self, needed: int) -> bool:
+        if self._most is None:
+            self._most = self.graphs.room() // _SHARE
         held = sum(slot.nbytes for slot in self.slots)
-        room = self.graphs.room(needed) + held
-        return len(self.slots) < _MOST_SLOTS and (self.asked or (held + needed) * _SHARE <= room)
+        return len(self.slots) < _MOST_SLOTS and (self.asked or held + needed <= self._most)
 
 
 class ReplayedForward(Run):
@@ -264,8 +267,8 @@ class ReplayedForward(Run):
             step.launches(_HOOKS)
         elif (
             self._counts == () and step.graphs.stream()
-        ):  # PyTorch tells all graphs of a device its generator's state in one place
-            step.launches("the library draws random numbers, on another stream than the device's first")
+        ):  # PyTorch keeps one generator state for all graphs of a device
+            step.launches("the library draws random numbers, and the stream is not the default one")
         else:
             with step.lock:
                 slot = step.slot(self._size, self._static, arguments, lambda pool: self._capture(arguments, pool))

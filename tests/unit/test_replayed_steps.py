@@ -48,8 +48,11 @@ class FakeGraphs:
     def own_pool(self) -> Pool:
         return Pool(object())
 
-    def room(self, needed: int) -> int:
+    def room(self) -> int:
         return self.memory
+
+    def make_room(self, nbytes: int) -> None:
+        self.made_room = nbytes
 
     def reserved(self) -> int:
         return self.taken
@@ -83,6 +86,12 @@ class FakeGraphs:
         results = run()
         taken = self.launch if self.replays == before else self.replay
         return results, lambda: taken
+
+
+def _symbolic(graph: fx.Graph, described: Sequence[Any], static: object, *, asked: bool) -> str | None:
+    """As `step_obstacle` where a CPU is none."""
+    constant = all(isinstance(each, Tensor) and not each._has_symbolic_sizes_strides for each in described)
+    return None if constant else "an argument is no tensor"
 
 
 def _memory(tensor: Tensor) -> Tensor:
@@ -122,7 +131,7 @@ class Steps:
         self.graphs = FakeGraphs(state)
         self.steps: list[Step] = []
         self._asked = asked
-        monkeypatch.setattr("fusepass.runtime.replayable.obstacle", lambda *_, **__: None)
+        monkeypatch.setattr("fusepass.training.replayed.step_obstacle", _symbolic)
         monkeypatch.setattr("fusepass.training.replayed.CudaGraphs", lambda device: self.graphs)
         torch._dynamo.reset()
         self._compiled = torch.compile(model, backend=self._backend, dynamic=dynamic)
@@ -613,6 +622,14 @@ def test_what_is_refused_says_why() -> None:
     foreign = torch.ops.profiler._record_function_enter_new.default
     assert reason(graph_of(foreign), asked=False) == f"{foreign} is an operator of others"
     assert step_obstacle(graph_of(aten.tanh.default), [3], (), asked=True) == "an argument is no tensor"
+    attention = fx.Graph()
+    q = attention.placeholder("q")
+    q.meta["val"] = torch.empty(2, device="meta")
+    flash = aten._scaled_dot_product_flash_attention.default
+    attention.call_function(flash, (q, q, q, 0.0))
+    assert reason(attention) == "everything lies on the CPU"
+    attention.call_function(flash, (q, q, q, 0.1))
+    assert "draws, and backward reads its state otherwise" in str(reason(attention))
     mixed = fx.Graph()
     mixed.call_function(torch.ops.fusepass.draw.default, ((4,),), {"device": torch.device("cuda")})
     mixed.call_function(aten.rand.default, ((2,),))
@@ -621,7 +638,7 @@ def test_what_is_refused_says_why() -> None:
 
 def test_the_report_of_an_optimised_model_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = FakeGraphs()
-    monkeypatch.setattr("fusepass.runtime.replayable.obstacle", lambda *_, **__: None)
+    monkeypatch.setattr("fusepass.training.replayed.step_obstacle", _symbolic)
     monkeypatch.setattr("fusepass.training.replayed.CudaGraphs", lambda device: graphs)
     model, other = pair(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU()))
     graphs.kept = [*model.parameters(), *model.buffers()]
@@ -635,6 +652,14 @@ def test_the_report_of_an_optimised_model_tells(monkeypatch: pytest.MonkeyPatch)
         same(model, other, rtol=1e-3, atol=1e-3)  # kernels round otherwise
     assert graphs.replays == 6
     assert fused.report().cuda_graphs == ("training: replayed, 2 captured, 2 MiB",)
+    for size in (6, 6, 7, 6, 7, 7):  # graphs of dynamic shapes, by sizes
+        model.zero_grad()
+        other.zero_grad()
+        x = torch.rand(size, 4)
+        fused(x).square().sum().backward()
+        other(x).square().sum().backward()
+        same(model, other, rtol=1e-3, atol=1e-3)
+    assert fused.report().cuda_graphs[1] == "training: replayed, 4 captured, 4 MiB"
 
 
 def test_on_a_cpu_the_report_says_so_where_it_was_asked_for() -> None:
