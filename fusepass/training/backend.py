@@ -33,7 +33,8 @@ from fusepass.training.calls import AsTraced, Backward, PerShape, Run, Unfused, 
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
-from fusepass.training.replayed import replayed, replayed_backward, replayed_forward
+from fusepass.training.replayed import replayed
+from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
 
 Observer = Callable[[CompiledGraph], None]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from fusepass.runtime.cuda_graphs import Graphs, Pool
 from fusepass.runtime.operators import reinterpret
-from fusepass.runtime.replay import Graphs, Pool
 from fusepass.runtime.replayable import overlaps
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -59,7 +60,7 @@ class Captured:
         read = list(arguments)
         others = [position for position in range(len(read)) if position not in {*fixed}]
         for position in others:
-            read[position] = _like(read[position]).copy_(read[position])
+            read[position] = _maker(read[position])().copy_(read[position])
         with pool.lock:
             self._replay, captured = graphs.capture(lambda: tuple(call(list(read))), pool)
         results = [_alone(each) if isinstance(each, torch.Tensor) else each for each in captured]
@@ -72,8 +73,10 @@ class Captured:
         if exact and (any(overlaps(results[number]) for number in own) or _share([results[number] for number in own])):
             raise RuntimeError("a result shares memory with another result or overlaps itself")
         self._copied_out = [(places, [results[place] for place in places]) for places in _by_type(own, results)]
-        self._lent = [(number, results[number]) for number in tensors if number >= copied]
-        self._memory = _Lent([results[number] for number in tensors], [tensor for _, tensor in self._lent])
+        self._made = [[_maker(each) for each in inner] for _, inner in self._copied_out]
+        lent = [number for number in tensors if number >= copied]
+        self._lent = [(number, partial(_alone, results[number])) for number in lent]
+        self._memory = _Lent([results[number] for number in tensors], [results[number] for number in lent])
 
     def free(self) -> bool:
         """Whether nobody refers to what an earlier replay lent: then the next one may write over it."""
@@ -82,12 +85,6 @@ class Captured:
     def lends(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in memory that a replay lent."""
         return tensor.untyped_storage().data_ptr() in self._memory.addresses
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of results and of memory for arguments."""
-        held = [tensor for _, tensors in (*self._copied_in, *self._copied_out) for tensor in tensors]
-        return sum(tensor.untyped_storage().nbytes() for tensor in (*held, *(tensor for _, tensor in self._lent)))
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results for `arguments`, of which the fixed ones lie where they did."""
@@ -98,10 +95,10 @@ class Captured:
         results = [*self._results]
         for number, (position, view) in self._views.items():
             results[number] = view(arguments[position])
-        for number, tensor in self._lent:
-            results[number] = _alone(tensor)
-        for places, inner in self._copied_out:
-            outer = [_like(each) for each in inner]
+        for number, lent in self._lent:
+            results[number] = lent()
+        for (places, inner), makers in zip(self._copied_out, self._made, strict=True):
+            outer = [make() for make in makers]
             torch._foreach_copy_(outer, inner)
             for place, each in zip(places, outer, strict=True):
                 results[place] = each
@@ -137,10 +134,10 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return reinterpret(tensor, tuple(tensor.shape), tensor.stride(), 0)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a copy of `tensor`: with its strides, unless elements of it share memory."""
+def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What makes memory for a copy of `tensor`: with its strides, unless elements of it share memory."""
     strides = torch.empty(tensor.shape, device="meta").stride() if overlaps(tensor) else tensor.stride()
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return partial(torch.empty_strided, tuple(tensor.shape), strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _by_type(places: Iterable[int], tensors: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Graphs of the torch.compile backend as CUDA graphs: by themselves where that pays, always with ``mode="reduce-overhead"``."""
+"""Inference graphs of the torch.compile backend as CUDA graphs: by themselves where that pays, always with ``mode="reduce-overhead"``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import fx
 
 from fusepass.compile.pipeline import CompiledGraph
-from fusepass.measure import extent
 from fusepass.patterns.aliasing import written
-from fusepass.runtime.replay import CudaGraphs, Graphs, Replay
+from fusepass.runtime.cuda_graphs import CudaGraphs, Graphs
+from fusepass.runtime.replay import Replay
 from fusepass.runtime.replay_trial import ReplayTrial
-from fusepass.runtime.replayable import draw_counts, obstacle, step_obstacle, unasked_obstacle
+from fusepass.runtime.replayable import obstacle, unasked_obstacle
 from fusepass.training.calls import Call, Run
-from fusepass.training.steps import ReplayedBackward, ReplayedForward, Size, Step
 
 
 def replayed(
@@ -41,51 +40,6 @@ def replayed(
     if (obstacle if asked else unasked_obstacle)(compiled.before.graph, described) is not None:
         return Run(compiled)
     return _Replayed(compiled, static, name, asked, graphs(described[0].device))
-
-
-def replayed_forward(compiled: CompiledGraph, step: Step, static: Sequence[int], visible: int) -> Run:
-    """Calls of `compiled`, a graph of forward, through a CUDA graph of `step`; plain ones where there can be none.
-
-    Args:
-        compiled, static: as for `replayed`.
-        step: what it shares with backward.
-        visible: how many of its results, from the first on, others than backward get.
-    """
-    graph = compiled.before.graph
-    nodes = graph.find_nodes(op="placeholder")
-    described = [node.meta.get("val") for node in nodes]
-    reason = step_obstacle(graph, described, static, asked=step.asked)
-    if reason is not None:
-        step.refuse(reason)
-        return Run(compiled)
-    device = described[0].device
-    step.graphs = CudaGraphs(device)
-    (output,) = graph.find_nodes(op="output")
-    results = {node for node in output.all_input_nodes if node.op != "placeholder"}
-    parameters = [nodes[place] for place in static]  # of which gradients take about as much
-    size = Size(sum(map(_nbytes, [*results, *parameters])), None if step.asked else ReplayTrial.of(compiled.calls))
-    step.sizes.append(size)
-    places = [nodes.index(node) for node in _written(graph)]
-    return ReplayedForward(compiled, step, size, static, places, visible, draw_counts(graph), device)
-
-
-def replayed_backward(compiled: CompiledGraph, step: Step) -> Run:
-    """As `replayed_forward`, for a graph of backward."""
-    if not step.sizes:
-        return Run(compiled)
-    described = [node.meta.get("val") for node in compiled.before.graph.find_nodes(op="placeholder")]
-    reason = step_obstacle(compiled.before.graph, described, (), asked=step.asked)
-    if reason is None and draw_counts(compiled.before.graph) is not None:
-        reason = "backward draws random numbers"
-    if reason is not None:
-        step.refuse(f"backward: {reason}")
-        return Run(compiled)
-    return ReplayedBackward(compiled, step)
-
-
-def _nbytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return extent(value) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
 
 
 class _Replayed(Run):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
-from fusepass.runtime.replay import Pool, Tensors
+from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.training import backend, replayed
 from tests.unit.test_replay import FakeGraphs
 

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.garbage import collector_paused
-from fusepass.runtime.replay import Pool, Tensors
+from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay_trial import Pending, Taken
 from fusepass.runtime.replayable import step_obstacle
-from fusepass.training.replayed import replayed_backward, replayed_forward
+from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
 
 
@@ -131,8 +131,8 @@ class Steps:
         self.graphs = FakeGraphs(state)
         self.steps: list[Step] = []
         self._asked = asked
-        monkeypatch.setattr("fusepass.training.replayed.step_obstacle", _symbolic)
-        monkeypatch.setattr("fusepass.training.replayed.CudaGraphs", lambda device: self.graphs)
+        monkeypatch.setattr("fusepass.training.replayed_steps.step_obstacle", _symbolic)
+        monkeypatch.setattr("fusepass.training.replayed_steps.CudaGraphs", lambda device: self.graphs)
         torch._dynamo.reset()
         self._compiled = torch.compile(model, backend=self._backend, dynamic=dynamic)
 
@@ -638,8 +638,8 @@ def test_what_is_refused_says_why() -> None:
 
 def test_the_report_of_an_optimised_model_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = FakeGraphs()
-    monkeypatch.setattr("fusepass.training.replayed.step_obstacle", _symbolic)
-    monkeypatch.setattr("fusepass.training.replayed.CudaGraphs", lambda device: graphs)
+    monkeypatch.setattr("fusepass.training.replayed_steps.step_obstacle", _symbolic)
+    monkeypatch.setattr("fusepass.training.replayed_steps.CudaGraphs", lambda device: graphs)
     model, other = pair(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU()))
     graphs.kept = [*model.parameters(), *model.buffers()]
     fused = fusepass.optimize(model, cuda_graphs=True, tune="off")
