@@ -20,7 +20,6 @@ from fusepass.training.calls import Call, Run
 from fusepass.training.captured import Captured
 from fusepass.training.steps import Size, Slot, Step, addresses
 
-_HOOKS = "hooks get what forward saves"
 _saved_tensors_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -128,22 +127,27 @@ class ReplayedForward(Run):
     def _replay(self, arguments: list[Any]) -> tuple[Any, bool]:
         """The results, and whether they are a graph's."""
         step = self._step
-        if _saved_tensors_hooks(False) is not None:
-            step.launches(_HOOKS)
-        elif (
-            self._counts == () and step.graphs.stream()
-        ):  # PyTorch keeps one generator state for all graphs of a device
-            step.launches("the library draws random numbers, and the stream is not the default one")
-        else:
-            with step.lock:
-                slot = step.slot(self._size, self._static, arguments, lambda pool: self._capture(arguments, pool))
-                if slot is not None:
-                    results = slot.forward.run(arguments)
-                    if self._written:
-                        torch._C._increment_version([arguments[position] for position in self._written])
-                    arguments.clear()
-                    return results, True
+        reason = self._obstacle()
+        if reason is not None:
+            step.launches(reason)
+            return self._launch(arguments), False
+        with step.lock:
+            slot = step.slot(self._size, self._static, arguments, lambda pool: self._capture(arguments, pool))
+            if slot is not None:
+                results = slot.forward.run(arguments)
+                if self._written:
+                    torch._C._increment_version([arguments[position] for position in self._written])
+                arguments.clear()
+                return results, True
         return self._launch(arguments), False
+
+    def _obstacle(self) -> str | None:
+        """Why a call is launched here and now, whatever slots there are."""
+        if _saved_tensors_hooks(False) is not None:
+            return "hooks get what forward saves"
+        if self._counts == () and self._step.graphs.stream():  # PyTorch keeps one state for all graphs of a generator
+            return "the library draws random numbers, and the stream is not the default one"
+        return None
 
     def _capture(self, arguments: Sequence[Any], pool: Pool) -> Captured:
         fixed, visible, graphs = self._static, self._visible, self._step.graphs

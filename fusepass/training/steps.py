@@ -105,8 +105,7 @@ class Step:
             return ""
         words = [f"not used: {reason}" for reason in reasons]
         if self.slots:
-            nbytes = sum(slot.nbytes for slot in self.slots)
-            words = [f"replayed, {self._captures} captured, {nbytes >> 20} MiB", *words]
+            words = [f"replayed, {self._captures} captured, {self._held >> 20} MiB", *words]
         elif not all(size.settled for size in self.sizes):
             words = ["being tried", *words]
         words += [f"launched {count} times, as {reason}" for reason, count in self._launched.items()]
@@ -148,11 +147,13 @@ class Step:
         if size.captures >= _MOST_CAPTURES:
             self.give_up(size, f"{_MOST_CAPTURES} captures did not serve later calls: other tensors or sizes came")
             return None
-        if not self._make_place(size.needed):
-            if self.slots:
-                self.launches(_WAITING)
-            else:
-                self.give_up(size, f"{size.needed >> 20} MiB are more than a quarter of the memory that is free")
+        if self._most is None:
+            self._most = self.graphs.room() // _SHARE
+        if size.needed > self._most and not self.asked:
+            self.give_up(size, f"{size.needed >> 20} MiB are more than a quarter of the memory that is free")
+            return None
+        if not self._make_place(size.needed, self._most):
+            self.launches(_WAITING)
             return None
         self.graphs.make_room(size.needed)
         pool = self.graphs.own_pool()
@@ -175,20 +176,18 @@ class Step:
         self._captures += 1
         return made, max(self.graphs.reserved() - before, 0)
 
-    def _make_place(self, needed: int) -> bool:
+    def _make_place(self, needed: int, most: int) -> bool:
         """Whether one more slot is within the bounds, perhaps in the place of others that nobody refers to."""
-        while not self._fits(needed):
+        while len(self.slots) >= _MOST_SLOTS or (not self.asked and self._held + needed > most):
             unused = next((slot for slot in self.slots if slot.forward.free()), None)
             if unused is None:
                 return False
             self.slots.remove(unused)
         return True
 
-    def _fits(self, needed: int) -> bool:
-        if self._most is None:
-            self._most = self.graphs.room() // _SHARE
-        held = sum(slot.nbytes for slot in self.slots)
-        return len(self.slots) < _MOST_SLOTS and (self.asked or held + needed <= self._most)
+    @property
+    def _held(self) -> int:
+        return sum(slot.nbytes for slot in self.slots)
 
 
 def addresses(arguments: Sequence[Any], places: Iterable[int]) -> list[int]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.errors import FusepassWarning
 from tests.support.precision import exact_products
 
 pytestmark = [pytest.mark.gpu, pytest.mark.models]
@@ -205,6 +206,44 @@ def test_a_step_does_not_synchronise() -> None:
         fused(x).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@torch.library.custom_op("fusepass_tests::waits", mutates_args=())
+def waits(x: Tensor) -> Tensor:
+    """Does on the host what no capture bears."""
+    x.sum().item()
+    return x.clone()
+
+
+waits.register_fake(torch.empty_like)
+waits.register_autograd(lambda ctx, gradient: gradient)
+
+
+def test_a_capture_that_fails_leaves_everything_right() -> None:
+    class Waits(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = waits(super().forward(x)) * 2
+            return result
+
+    model = Waits(nn.Linear(64, 64), nn.GELU()).cuda()
+    like = copy.deepcopy(model)
+    fused = fusepass.optimize(model, cuda_graphs=True, tune="off")
+
+    def step() -> None:
+        x = torch.rand(32, 64, device="cuda")
+        for each in (fused, like):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        same(model, like)
+
+    step()
+    with pytest.warns(FusepassWarning, match="runs without a CUDA graph"):
+        step()
+    step()
+    assert told(fused).startswith("training: not used: ")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.rand(1 << 20, device="cuda").sum() > 0
 
 
 def test_memory_goes_with_the_model() -> None:
