@@ -8,7 +8,9 @@ device. So a draw, which moves the generator on, is apart from the numbers, whic
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -34,9 +36,13 @@ _library.define(
 def draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     """Move the generator of `device` on by so many numbers, one count after the other: its seed and offset before each, as int64 [2].
 
-    While a CUDA graph is captured the host does not know them: then they are random numbers themselves, new ones at each replay.
+    While a CUDA graph is captured the host does not know them. Then they are what `foretold` says, where that is in force, or random
+    numbers themselves, new ones at each replay.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        states: Iterator[torch.Tensor] | None = getattr(_here, "states", None)
+        if states is not None:
+            return [next(states) for _ in counts]
         return list(torch.randint(1 << 62, (len(counts), 2), device=device))
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     seed, offset = generator.initial_seed(), generator.get_offset()
@@ -44,15 +50,31 @@ def draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     return states_at(seed, offset, tuple(accumulate(counts[:-1], initial=0)), device)
 
 
+@contextmanager
+def foretold(states: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let the draws of this thread that a CUDA graph captures find `states`, one after the other."""
+    _here.states = iter(states)
+    try:
+        yield
+    finally:
+        _here.states = None
+
+
+_here = threading.local()
+
+
 def states_at(seed: int, offset: int, starts: tuple[int, ...], device: torch.device) -> list[torch.Tensor]:
     """The states of a generator so far behind `offset`: seed and offset, as int64 [2]."""
-    # Both words in one launch, which a number of 128 bits is filled with.
-    words = complex(*struct.unpack("<dd", struct.pack("<QQ", seed, offset)))
-    first = torch.full((1,), words, dtype=torch.complex128, device=device).view(torch.int64)
+    first = torch.full((1,), words_of(seed, offset), dtype=torch.complex128, device=device).view(torch.int64)
     states = [first] if starts == (0,) else list((first + _behind(starts, device)).unbind())
     for state, start in zip(states, starts, strict=True):
         state.words = seed, offset + start  # type: ignore[attr-defined]
     return states
+
+
+def words_of(seed: int, offset: int) -> complex:
+    """Both words as a number of 128 bits, which one launch fills memory with."""
+    return complex(*struct.unpack("<dd", struct.pack("<QQ", seed, offset)))
 
 
 def _draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
@@ -61,10 +83,12 @@ def _draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     return [state.clone() for state in states] if len(states) > 1 else states
 
 
-@lru_cache
-def _behind(starts: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def behind(starts: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """What is added to a seed and offset for the states so far behind it."""
     return torch.tensor([(0, start) for start in starts], device=device)
+
+
+_behind = lru_cache(behind)
 
 
 def kept(

@@ -16,9 +16,10 @@ from fusepass.dispatch.inline import Inline
 from fusepass.dispatch.signature import Signature
 from fusepass.measure import extent
 from fusepass.report.report import RegionState, Report
+from fusepass.runtime.cuda_graphs import CudaGraphs
 from fusepass.runtime.fast_path import MISSED, Form, types
 from fusepass.runtime.memory import overlaps_written
-from fusepass.runtime.replay import CudaGraphs, Replay
+from fusepass.runtime.replay import Replay
 from fusepass.runtime.replay_trial import ReplayTrial
 from fusepass.runtime.replayable import obstacle, unasked_obstacle
 from fusepass.structure import KeyPath, Template

@@ -215,19 +215,21 @@ class Specialiser:
             fallbacks=self._fallbacks.records(),
             reason="; ".join(refusals)
             or (None if kinds else _UNTRACED if self._fallbacks.records() or self.jobs else "not called yet"),
-            cuda_graphs=self._without_graphs(routes, trained),
+            cuda_graphs=(
+                *self._without_graphs(routes),
+                *(self.training.cuda_graphs if self.training is not None else ()),
+            ),
             background=tuple(map(str, self.jobs)),
         )
         return replace(Report.merge([own, *reports]), model=self._name, capture=own.capture, reason=own.reason)
 
-    def _without_graphs(self, routes: Sequence[Route], trained: Sequence[Report]) -> tuple[str, ...]:
-        """Why CUDA graphs that were asked for do not serve calls that take a route or need gradients; children tell for themselves."""
+    def _without_graphs(self, routes: Sequence[Route]) -> tuple[str, ...]:
+        """Why CUDA graphs that were asked for do not serve calls that take a route; children tell for themselves."""
         with override(**self._options) as config:
             if config.cuda_graphs is not True:
                 return ()
         kinds = {route.kind for route in routes} - {CaptureRoute.CHILDREN}
-        reasons = [_ROUTE_WORDS[kind] for kind in sorted(kinds)] + ["needs gradients"] * bool(trained)
-        return tuple(f"not used: {reason}" for reason in reasons)
+        return tuple(f"not used: {_ROUTE_WORDS[kind]}" for kind in sorted(kinds))
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in full: nested inputs, what stands against it, gradients, a new signature."""

@@ -146,6 +146,11 @@ class Training:
         return [refusal for made in tuple(self._made.values()) for refusal in made.refusals]
 
     @property
+    def cuda_graphs(self) -> list[str]:
+        """What became of the option of that name."""
+        return [text for made in tuple(self._made.values()) for text in made.cuda_graphs]
+
+    @property
     def _original(self) -> Forward:
         return self._forward or self._model.forward
 

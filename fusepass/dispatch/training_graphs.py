@@ -47,6 +47,7 @@ class Graphs:
         self._fallbacks = fallbacks
         self._reports: list[Report] = []
         self._refusals: list[RefusalReport] = []
+        self._steps: list[weakref.ref[Any]] = []  # each lives, with its memory, as long as a graph that calls it
         self._limit = limit
         self._make_children = children
         self._children: Children | None = None
@@ -63,6 +64,7 @@ class Graphs:
             fallbacks=fallbacks,
             observe=_weakly(self._observe),
             observe_backward=_weakly(self._observe_backward),
+            observe_step=_weakly(self._observe_step),
         )
         self._options = options
         context: Any = torch._dynamo.optimize(_weakly(self._compile))
@@ -122,6 +124,15 @@ class Graphs:
     def refusals(self) -> list[RefusalReport]:
         """Graphs that could not be compiled."""
         return list(self._refusals)
+
+    @property
+    def cuda_graphs(self) -> list[str]:
+        """What became of the option of that name, for each graph of forward."""
+        steps = [step for each in self._steps if (step := each()) is not None]
+        return [status for step in steps if (status := step.status)]
+
+    def _observe_step(self, step: Any) -> None:
+        self._steps.append(weakref.ref(step))
 
     def _observe(self, compiled: Any) -> None:
         self._note(compiled.report, compiled.report)

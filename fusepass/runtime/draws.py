@@ -7,14 +7,15 @@ before, and each draw asks the generator, which is the host's, whether it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from fusepass.codegen.lowering.dropout import draw, states_at
+from fusepass.codegen.lowering.dropout import behind, draw, foretold, states_at, words_of
 
 _MOST_CHANGES = 8  # of how far the generator moves, before each draw tells the device itself
 
@@ -78,6 +79,34 @@ def draws(counts: Sequence[Sequence[int]], device: torch.device) -> tuple[Begin,
         return foreseen.states[number]
 
     return begin, drawn
+
+
+class ReplayedDraws:
+    """The draws of a graph that is captured and replayed: they begin where the host says the generator is.
+
+    Args:
+        counts: how far each state moves the generator on, in order.
+        device: whose generator it is.
+    """
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self._total = sum(counts)
+        self._device = device
+        self._first = torch.zeros(1, dtype=torch.complex128, device=device)
+        self._behind = behind(tuple(accumulate(counts[:-1], initial=0)), device)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Around the call that is captured."""
+        with foretold((self._first.view(torch.int64) + self._behind).unbind()):
+            yield
+
+    def begin(self) -> None:
+        """Before a replay: tell the device where the generator is, and move that on."""
+        generator = generator_of(self._device)
+        offset = generator.get_offset()
+        self._first.fill_(words_of(generator.initial_seed(), offset))
+        generator.set_offset(offset + self._total)
 
 
 def generator_of(device: torch.device) -> Any:

@@ -12,97 +12,18 @@ keeps copies and replays of one stream together.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import torch
 
 from fusepass.errors import warn
-from fusepass.garbage import collector_paused
-from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
+from fusepass.runtime.cuda_graphs import Graphs, Pool, Tensors, settings
+from fusepass.runtime.replay_trial import ReplayTrial
 from fusepass.runtime.replayable import overlaps
-
-Tensors = tuple[torch.Tensor, ...]
 
 _MOST_STREAMS = 4
 _MOST_CAPTURES = 8
-
-
-class Graphs(Protocol):
-    """What a device offers for capturing and replaying."""
-
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured by somebody."""
-
-    def stream(self) -> int:
-        """What identifies the current stream."""
-
-    def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
-        """Record `run` without executing it: a function that executes it, and the results that it writes each time."""
-
-    def pool(self) -> Pool:
-        """The memory of the current stream's graphs."""
-
-    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
-        """What `run` gives, and what it took."""
-
-
-@dataclass
-class Pool:
-    """Memory that the graphs of one stream share; `lock` is held from copying inputs to copying results."""
-
-    handle: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class CudaGraphs:
-    """`Graphs` of a CUDA device."""
-
-    _pools: dict[tuple[int, int], Pool] = {}  # noqa: RUF012 - by device and stream, for the whole process
-    _lock = threading.Lock()
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def stream(self) -> int:
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
-
-    def pool(self) -> Pool:
-        key = torch.cuda.current_device() if self._device.index is None else self._device.index, self.stream()
-        with self._lock:
-            if key not in self._pools:
-                self._pools[key] = Pool(torch.cuda.graph_pool_handle())
-            return self._pools[key]
-
-    def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
-        # As `torch.cuda.graph`, which also waits for the device and empties the allocator, in the middle of a user's calls.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), collector_paused():  # a graph that is freed would end the capture
-            around = torch.cuda.Stream()
-            around.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(around):
-                # Other threads may go on allocating: that disturbs a capture in the default mode.
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                try:
-                    results = tuple(run())
-                finally:
-                    graph.capture_end()
-        return graph.replay, results
-
-    def timed(self, run: Callable[[], Tensors]) -> tuple[Tensors, Pending]:
-        with torch.cuda.device(self._device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            start = time.perf_counter()
-            results = run()
-            host = time.perf_counter() - start
-            end.record()
-        return results, lambda: Taken(host, begin.elapsed_time(end) * 1e-3) if end.query() else None
 
 
 @dataclass(frozen=True)
@@ -215,7 +136,7 @@ class Replay:
     def _key(self, fixed: tuple[int, ...], arguments: Tensors) -> object:
         """What a capture is for."""
         read = [state.data_ptr() for state in arguments[: self._states]]
-        return read, [arguments[position].data_ptr() for position in fixed], _settings()
+        return read, [arguments[position].data_ptr() for position in fixed], settings()
 
     def _prepared(self, stream: int, arguments: Tensors) -> _Captured | None:
         """The capture for a call on `stream`, made if need be; None for the first call on it, and where there is none."""
@@ -275,20 +196,6 @@ class Replay:
                 else:
                     arguments[position].copy_(inner)
             return tuple([_copy(result) for result in captured.results])
-
-
-def _settings() -> tuple[object, ...]:
-    """What PyTorch's operators choose their kernels by, and a replay would not see."""
-    c = torch._C
-    return (
-        c._get_fp32_precision_getter("cuda", "matmul"),
-        c._get_fp32_precision_getter("cuda", "conv"),
-        c._get_cublas_allow_fp16_reduced_precision_reduction(),
-        c._get_cublas_allow_bf16_reduced_precision_reduction(),
-        c._get_cudnn_enabled(),
-        c._get_cudnn_deterministic(),
-        c._get_deterministic_algorithms(),
-    )
 
 
 def _unfit(arguments: Tensors, results: Tensors) -> str | None:

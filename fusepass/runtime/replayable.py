@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fusepass.measure import extent
+from fusepass.patterns.aliasing import written
 from fusepass.patterns.effects import draws
 from fusepass.runtime.ops import NAMESPACE
 
+ON_CPU = "everything lies on the CPU"
 _KNOWN = ("aten", "prims", NAMESPACE)
+_COLLECTIVES = ("c10d", "_c10d", "_dtensor")
+_STATES = ("rng_state", "philox_seed", "philox_offset")
 _MOST_BYTES = 256 << 20
 
 
-def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str | None:
-    """Why a graph over these arguments is not captured at all; None where it may be."""
+def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, drawing: bool = False) -> str | None:
+    """Why a graph over these arguments is not captured at all; None where it may be, which may draw random numbers where that is told."""
     devices = {tensor.device for tensor in (*arguments, *_values(graph))}
     if not any(device.type == "cuda" for device in devices):
-        return "everything lies on the CPU"
+        return ON_CPU
     if len(devices) > 1:
         return "tensors lie on several devices"
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if draws(node):
+        if draws(node) and not drawing:
             return f"{node.target.overloadpacket} draws random numbers"
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             return f"{node.target.overloadpacket} waits for the device"
@@ -39,13 +43,67 @@ def unasked_obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str 
 
     Operators of others may do on the host what a replay leaves out, and the memory of a captured graph is not given back.
     """
+    reason = _foreign(graph)
+    if reason is not None:
+        return reason
+    if sum(extent(value) * value.dtype.itemsize for value in _values(graph)) > _MOST_BYTES:
+        return f"its values take more than {_MOST_BYTES >> 20} MiB"
+    return obstacle(graph, arguments)
+
+
+def step_obstacle(graph: fx.Graph, described: Sequence[object], static: Collection[int], *, asked: bool) -> str | None:
+    """As `obstacle`, for a graph of a training step, whose memory is another matter, and which may draw random numbers.
+
+    Args:
+        graph: of forward or backward.
+        described: its arguments, fake ones.
+        static: positions of those that lie in the same memory at each call.
+        asked: whether somebody asked for it.
+    """
+    tensors = [value for value in described if isinstance(value, torch.Tensor)]
+    if len(tensors) < len(described):
+        return "an argument is no tensor"
+    nodes = graph.find_nodes(op="placeholder")
+    for node in graph.nodes:
+        if getattr(node.target, "namespace", "").startswith(_COLLECTIVES):
+            return f"{node.target} waits for other processes"
+        if any(target.op == "placeholder" and nodes.index(target) not in static for target in written(node)):
+            return "an input is written"
+    drawn = [node for node in graph.nodes if draws(node)]
+    stateful = next((node for node in drawn if _gives_state(node)), None)
+    if stateful is not None:
+        return f"{stateful.target.overloadpacket} draws, and backward reads its state otherwise if that was captured"
+    if len({_is_ours(node) for node in drawn}) > 1:
+        return "generated kernels and the library both draw random numbers"
+    return (None if asked else _foreign(graph)) or obstacle(graph, tensors, drawing=True)
+
+
+def draw_counts(graph: fx.Graph) -> tuple[int, ...] | None:
+    """How far each state of each draw of generated kernels moves the generator on, in order; empty where the library draws, None where nothing does."""
+    drawn = [node for node in graph.nodes if draws(node)]
+    if not drawn:
+        return None
+    return tuple(count for node in drawn if _is_ours(node) for count in node.args[0])
+
+
+def _gives_state(node: fx.Node) -> bool:
+    """Whether a call gives the generator's state: on the host for a launched backward, on the device for a captured one."""
+    assert isinstance(node.target, OpOverload)
+    return any(result.name in _STATES for result in node.target._schema.returns)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Whether a call that draws is the draw of generated kernels."""
+    return isinstance(node.target, OpOverload) and node.target.namespace == NAMESPACE
+
+
+def _foreign(graph: fx.Graph) -> str | None:
+    """What operator of others is in a graph, in words."""
     for node in graph.nodes:
         known = not isinstance(node.target, OpOverload) or node.target.namespace in _KNOWN
         if not known or isinstance(node.target, HigherOrderOperator):
             return f"{node.target} is an operator of others"
-    if sum(extent(value) * value.dtype.itemsize for value in _values(graph)) > _MOST_BYTES:
-        return f"its values take more than {_MOST_BYTES >> 20} MiB"
-    return obstacle(graph, arguments)
+    return None
 
 
 def overlaps(tensor: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
-from fusepass.config import override
+from fusepass.config import current, override
 from fusepass.patterns.simplify import Application
 from fusepass.progress import shown
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -37,6 +37,8 @@ from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
 from fusepass.training.later import Later
 from fusepass.training.replayed import replayed
+from fusepass.training.replayed_steps import replayed_backward, replayed_forward
+from fusepass.training.steps import Step
 
 Observer = Callable[[CompiledGraph], None]
 
@@ -94,6 +96,7 @@ class Backend:
         fallbacks: counts calls that run as the original operators.
         observe: is called with each compiled graph.
         observe_backward: is called with those of backward in its place; by default all go to `observe`.
+        observe_step: is called with what says how each graph's forward and backward are replayed.
 
     Attributes:
         jobs: graphs that are compiled beside the program, and such as failed.
@@ -107,12 +110,14 @@ class Backend:
         fallbacks: FallbackCounter | None = None,
         observe: Observer = lambda compiled: None,
         observe_backward: Observer | None = None,
+        observe_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self._name = name
         self._options = dict(options)
         self._fallbacks = fallbacks or FallbackCounter()
         self._observe = observe
         self._observe_backward = observe_backward or observe
+        self._observe_step = observe_step
         self.jobs: list[Job] = []
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -124,6 +129,8 @@ class Backend:
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)
             visible = sys.maxsize
+            graphs = current().cuda_graphs
+            step = Step(self._name, asked=graphs is True) if graphs else None
 
             def cut(*args: Any, num_fwd_outputs: int, **kwargs: Any) -> Any:
                 nonlocal visible
@@ -132,11 +139,11 @@ class Backend:
 
             try:
                 compiler = aot_autograd(
-                    fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible),
+                    fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible, step),
                     inference_compiler=partial(
                         self._compile_forward, applied=applied, visible=sys.maxsize, inference=True
                     ),
-                    bw_compiler=partial(self._compile, backward=True),
+                    bw_compiler=partial(self._compile, step=step, backward=True),
                     partition_fn=cut,
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
@@ -164,10 +171,11 @@ class Backend:
         example_inputs: Sequence[Any],
         applied: Sequence[Application],
         visible: int,
+        step: Step | None = None,
         inference: bool = False,
     ) -> Callable[..., Any]:
-        """A graph of forward, in which rules have been `applied`, of whose results so many are not for backward alone; where no gradients
-        follow, it is `inference`.
+        """A graph of forward, in which rules have been `applied`, of whose results so many are not for backward alone, which is replayed as
+        a part of `step`; where no gradients follow, it is `inference`.
 
         Raises:
             _Mistraced: it is not what forward does.
@@ -176,7 +184,9 @@ class Backend:
             raise _Mistraced(LOST_WRITE)
         if keeps_dimensions(graph.graph):
             raise _Mistraced(WRONG_SHAPE)
-        call = self._compile(graph, example_inputs, applied, visible=visible, inference=inference)
+        if step is not None:
+            self._observe_step(step)
+        call = self._compile(graph, example_inputs, applied, step, visible=visible, inference=inference)
         return without_views(call, visible)
 
     def _compile(
@@ -184,6 +194,7 @@ class Backend:
         graph: fx.GraphModule,
         example_inputs: Sequence[Any],
         applied: Sequence[Application] = (),
+        step: Step | None = None,
         *,
         backward: bool = False,
         visible: int = sys.maxsize,
@@ -199,8 +210,18 @@ class Backend:
         specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
-        unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
-        static = context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
+        static = context.fw_metadata.static_input_indices if context and context.fw_metadata and not backward else ()
+
+        def calls(compiled: CompiledGraph, given: Sequence[int], results: Sequence[int]) -> Run:
+            """Those of the graph for one set of sizes, which takes and gives the tensors of the graph in these places."""
+            if step is None:
+                return Run(compiled)
+            if backward:
+                return replayed_backward(compiled, step)
+            states = [number for number, place in enumerate(given) if place in {*static}]
+            return replayed_forward(compiled, step, states, sum(place < visible for place in results))
+
+        count, unfused = len(example_inputs), Unfused(graph, partial(self._fallbacks.count, self._name))
 
         def later(make: Callable[[], Call], what: str = "") -> Call:
             """What `make` gives; beside the program, if that is asked for, whose calls run the operators meanwhile."""
@@ -209,16 +230,17 @@ class Backend:
             name = f"{self._name}{' (backward)' if backward else ''}{what}"
             return Later(name, unfused, make, self.jobs)
 
-        per_shape = PerShape(graph, specialise, limit, unfused, later, guarded=not backward)
+        per_shape = PerShape(graph, specialise, limit, unfused, calls, later, guarded=not backward)
         if _is_symbolic(graph):
             return per_shape
 
         def whole() -> Call:
             compiled = specialise(graph)
-            if backward:
-                return Backward(graph, Run(compiled), per_shape)
-            run = replayed(compiled, static, self._name, asked=graphs is True) if graphs else Run(compiled)
-            return AsTraced(graph, run, per_shape)
+            if graphs:
+                return AsTraced(graph, replayed(compiled, static, self._name, asked=graphs is True), per_shape)
+            (output,) = graph.graph.find_nodes(op="output")
+            run = calls(compiled, range(count), range(len(output.args[0])))
+            return (Backward if backward else AsTraced)(graph, run, per_shape)
 
         return later(whole)
 

@@ -236,6 +236,7 @@ class PerShape:
         specialise: compiles a graph of constant shapes.
         limit: of sets of sizes.
         unfused: what serves other calls.
+        calls: makes the calls of a compiled graph that takes and gives the tensors in these places of the graph's arguments and results.
         later: has what it is given made, now or beside the program.
         guarded: whether arguments of constant shape are compared by Dynamo.
     """
@@ -246,6 +247,7 @@ class PerShape:
         specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
         limit: int,
         unfused: Unfused,
+        calls: Callable[[CompiledGraph, Sequence[int], Sequence[int]], Run],
         later: Callable[[Callable[[], Call], str], Call],
         *,
         guarded: bool,
@@ -255,6 +257,7 @@ class PerShape:
         self._graph = graph
         self._specialise = specialise
         self._limit = limit
+        self._calls = calls
         self._later = later
         self._forms = Forms()
         self._made: dict[object, Call] = {}
@@ -305,7 +308,8 @@ class PerShape:
 
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
-        compiled, used, outputs = Run(self._specialise(graph, self._forms)), _picker(inputs.holes), form[-1]
+        used, outputs = _picker(inputs.holes), form[-1]
+        compiled = self._calls(self._specialise(graph, self._forms), inputs.holes, outputs.holes)
 
         def run(values: list[Any]) -> Any:
             given = list(used(values))

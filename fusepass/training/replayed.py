@@ -10,7 +10,8 @@ from torch import fx
 
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.aliasing import written
-from fusepass.runtime.replay import CudaGraphs, Graphs, Replay
+from fusepass.runtime.cuda_graphs import CudaGraphs, Graphs
+from fusepass.runtime.replay import Replay
 from fusepass.runtime.replay_trial import ReplayTrial
 from fusepass.runtime.replayable import obstacle, unasked_obstacle
 from fusepass.training.calls import Call, Run

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.errors import FusepassWarning
-from fusepass.runtime.replay import Pool, Replay, Tensors
+from fusepass.runtime.cuda_graphs import Pool, Tensors
+from fusepass.runtime.replay import Replay
 from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
 
 
