@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.render.cuda_covered import read_covered
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_pieces import read_piece, write_piece
 from fusepass.codegen.render.cuda_transpose import SharedTranspose, define
 from fusepass.codegen.render.numbers import free
@@ -87,7 +87,7 @@ def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
         inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
         if each.guard:
             scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
-        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, scope.lines)
         lane = frame.v if width > 1 else "0"
         moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
         written += frame.unrolled(frame.u, stand.steps, moved)
@@ -128,7 +128,7 @@ def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
         if frame.may_leave(each.across.size, each.tile.across):
             guards.append(f"{across} < {free(each.across.size)}")
         scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
-        frame.top.lines += frame.unrolled(frame.u, stand.steps, without_unused(scope.lines))
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, scope.lines)
 
 
 def _write_rows(frame: Frame, each: SharedTranspose) -> None:
@@ -187,7 +187,7 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
     if frame.may_leave(each.across.size, tile.across):
         guards.append(f"{across} < {free(each.across.size)}")
     scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
-    frame.top.lines += frame.unrolled(frame.u, steps, without_unused(scope.lines))
+    frame.top.lines += frame.unrolled(frame.u, steps, scope.lines)
 
 
 def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.expr import Expr, Load
-from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_frame import Frame, Number
 from fusepass.codegen.render.cuda_loads import loads_ahead
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import Constant, block
 
 _PREFETCHED = 4  # times as many vectors of a team's next row as a thread loads at once
 _FEW_TEAMS = 4  # where there are more, the others keep the memory busy
@@ -53,13 +53,13 @@ class Fetches:
             else []
         )
 
-    def following(self, number: str) -> list[str]:
+    def following(self, number: str | Number) -> list[str]:
         """After vector `number` of the row at hand was read for the last time: begin to copy that of the next."""
         if not self._next:
             return []
         return block(f"if ({self._next} < {self.frame.kernel.row_count})", self.vector(self._next, number))
 
-    def vector(self, row: str, number: str, to: str = "") -> list[str]:
+    def vector(self, row: str | Constant, number: str | Number, to: str = "") -> list[str]:
         """Begin to copy vector `number` of `row` to the place of that number, or `to` another."""
         scope = self._at(row, number, self.frame.tile)
         for load, place in self._kept:
@@ -68,14 +68,14 @@ class Fetches:
             scope.lines.append(f"fp::fetch{reuse}(&{place}[{to or number}], {source});")
         return scope.lines
 
-    def prefetch(self, row: str, number: str, tile: Tile) -> list[str]:
+    def prefetch(self, row: str | Constant, number: str | Number, tile: Tile) -> list[str]:
         """Bring vector `number` of `row` to the L2 cache, as far as it is there."""
         scope = self._at(row, number, tile)
         for load, _ in self._kept:
             scope.lines.append(f"fp::prefetch({', '.join(self._source(scope, load))});")
         return scope.lines
 
-    def _at(self, row: str, number: str, tile: Tile) -> Scope:
+    def _at(self, row: str | Constant, number: str | Number, tile: Tile) -> Scope:
         """A scope at this vector; of its own: quotients of the row at hand are not those of another."""
         scope = Scope(self.frame.printer)
         if self.frame.arranged.row is not None:

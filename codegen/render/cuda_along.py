@@ -12,7 +12,7 @@ from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult, largest, walk
-from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_positions import PositionWriter
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
@@ -25,7 +25,7 @@ _SHARE = "fp::Share<1>"
 
 
 class Along:
-    """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``$room``."""
+    """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``room``."""
 
     def __init__(self, writer: PositionWriter, group: str, covered: int) -> None:
         """The first 8 of a warp's positions are the `group`-th ones of the tile; blocks work on `covered` channels.
@@ -42,32 +42,34 @@ class Along:
         self.reduction_loops = ReductionLoops(kernel, writer.program, writer.pointers, writer.printer, writer.names, "")
 
     def begin(self) -> list[str]:
-        """``$inside``: which results of a row exist."""
-        pair = self.writer.on.pair
-        places, inside = self.writer.position(self.group)
+        """``inside``: which results of a row exist."""
+        c = self.writer.c
+        writer, pair = self.writer, self.writer.on.pair
+        places, inside = writer.position(self.group)
         if inside == "true":
-            return [f"const unsigned $inside[{pair}] = {{{', '.join(['0xffffffffu'] * pair)}}};"]
-        votes = [*places, f"$inside[$half] = __ballot_sync(0xffffffffu, {inside});"]
-        lines = unrolled("$half", pair, votes)
-        return [f"unsigned $inside[{pair}];", "{", *block("", lines)[1:]]
+            return [f"const unsigned {c.inside}[{pair}] = {{{', '.join(['0xffffffffu'] * pair)}}};"]
+        votes = [*places, f"{c.inside}[{writer.half}] = __ballot_sync(0xffffffffu, {inside});"]
+        lines = writer.half.over(votes)
+        return [f"unsigned {c.inside}[{pair}];", "{", *block("", lines)[1:]]
 
     def lines(self, pragma: str, width: int) -> list[str]:
-        """What is done with the 16 channels ``$m``; stores of elements take `width` of them at once."""
+        """What is done with the 16 channels ``m``; stores of elements take `width` of them at once."""
+        c = self.writer.c
         (reduction_loop,), writer = self.kernel.reduction_loops, self.writer
         states = [self.reduction_loops.declared(reduction) for reduction in reduction_loop]
         last = writer.sizes[1] - 1
-        own = f"$first_channel + $m * {ROWS} + {_SHARE}::row()"
-        channel = f"$own < {last} ? $own : {last}" if self.some else "$own"
+        own = f"{writer.first_channel} + {writer.rows} * {ROWS} + {_SHARE}::row()"
+        channel = f"{c.own} < {last} ? {c.own} : {last}" if self.some else c.own
         nodes = self._frontier([store.value for store in self.kernel.stores])
-        lines = [f"const int $own = {own}, $channel = {channel};", *states, *self._reduced()]
+        lines = [f"const int {c.own} = {own}, {c.channel} = {channel};", *states, *self._reduced()]
         lines += [*self._row_values(nodes), *self._row_stores()]
         if self.kernel.stores:
-            handed = [(node, f"$of_row_{number}") for number, node in enumerate(nodes)]
+            handed = [(node, c.named(f"of_row_{number}")) for number, node in enumerate(nodes)]
             ahead = [
-                f"const float {text} = fp::of_row($row_value_{number}, $row);"
+                f"const float {text} = fp::of_row({self._row_value(number)}, {c.row});"
                 for number, (_, text) in enumerate(handed)
             ]
-            known = [(self.value, "$sum"), *handed]
+            known = [(self.value, c.sum), *handed]
             lines += ["__syncwarp();"] if self._moves else []
             lines += store_neighbours(writer, self.group, self.covered, pragma, width, ahead, known)
         return ["{", *block("", lines)[1:]]
@@ -79,27 +81,32 @@ class Along:
 
     def _reduced(self) -> list[str]:
         """The states of a thread's row."""
-        pitch = self.writer.on.staged_pitch
+        c = self.writer.c
+        pitch, strip = self.writer.on.staged_pitch, Loop(c.strip, self.writer.on.pair)
         lines = [
-            "const unsigned $bits[1] = {$inside[$strip]};",
-            f"{_SHARE} $share($room + $strip * 32, {pitch}, $bits);",
+            f"const unsigned {c.bits}[1] = {{{c.inside}[{strip}]}};",
+            f"{_SHARE} {c.share}({c.room} + {strip} * 32, {pitch}, {c.bits});",
         ]
         if self._moves:
-            scope = self._near("$channel")
-            scope.bind(self._result(self.value), "$sum")
+            scope = self._near(c.channel)
+            scope.bind(self._result(self.value), c.sum)
             self.writer.printer.expect([self.value])
             value = bare(scope.value(self.value))
-            each = ["const float $sum = $share.values[$i];", *scope.lines, f"$share.values[$i] = {value};"]
-            lines += [*unrolled("$i", 16, each), f"$share.leave($room + $strip * 32, {pitch});"]
+            each = [
+                f"const float {c.sum} = {c.share}.values[{c.i}];",
+                *scope.lines,
+                f"{c.share}.values[{c.i}] = {value};",
+            ]
+            lines += [*Loop(c.i, 16).over(each), f"{c.share}.leave({c.room} + {strip} * 32, {pitch});"]
         (reduction_loop,) = self.kernel.reduction_loops
-        lines += [f"fp::add_row({self.reduction_loops.state(reduction)}, $share);" for reduction in reduction_loop]
-        strips = unrolled("$strip", self.writer.on.pair, lines)
+        lines += [f"fp::add_row({self.reduction_loops.state(reduction)}, {c.share});" for reduction in reduction_loop]
+        strips = strip.over(lines)
         return strips if self.writer.on.pair > 1 else ["{", *block("", strips)[1:]]
 
     def _near(self, channel: str) -> Scope:
         """A scope that knows the sample and the channel."""
         scope = Scope(self.writer.printer)
-        for axis, text in zip(dimensions(self.kernel), ("$sample", channel), strict=False):
+        for axis, text in zip(dimensions(self.kernel), (self.writer.c.sample, channel), strict=False):
             scope.define_axis(axis, text)
         return scope
 
@@ -111,23 +118,29 @@ class Along:
 
     def _row_stores(self) -> list[str]:
         """What is stored once for a row, by the first of its threads."""
+        c = self.writer.c
         if not self.kernel.row_stores:
             return []
-        axes = dict(zip(self.kernel.rows, ("$sample", "$channel", *self.writer.axes[:-1]), strict=True))
+        axes = dict(zip(self.kernel.rows, (c.sample, c.channel, *self.writer.axes[:-1]), strict=True))
         scope = self.reduction_loops.row_scope([store.value for store in self.kernel.row_stores], axes)
         for store in self.kernel.row_stores:
             scope.lines.append(self.reduction_loops.stored(scope, store))
         places, _ = self.writer.position(self.group, "0", "0")
-        exists = f"{_SHARE}::is_first() && ($inside[0] & 1)" + (
-            f" && $own < {self.writer.sizes[1]}" if self.some else ""
+        exists = f"{_SHARE}::is_first() && ({c.inside}[0] & 1)" + (
+            f" && {c.own} < {self.writer.sizes[1]}" if self.some else ""
         )
         return block(f"if ({exists})", [*places, *scope.lines])
 
     def _row_values(self, nodes: Sequence[Expr]) -> list[str]:
         """What the threads of a row compute for those that store its elements."""
         scope = self.reduction_loops.row_scope(nodes, {})
-        made = [f"const float $row_value_{number} = {bare(scope.value(node))};" for number, node in enumerate(nodes)]
+        made = [
+            f"const float {self._row_value(number)} = {bare(scope.value(node))};" for number, node in enumerate(nodes)
+        ]
         return [*scope.lines, *made]
+
+    def _row_value(self, number: int) -> str:
+        return self.writer.c.named(f"row_value_{number}")
 
     def _frontier(self, roots: Sequence[Expr]) -> list[Expr]:
         """The largest numbers below `roots` that follow from the row's results alone."""

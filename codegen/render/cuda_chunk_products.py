@@ -30,7 +30,7 @@ class ProductsWriter(PersistentWriter, abc.ABC):
     steps_name: str
 
     def block_place(self) -> str:
-        """Where the places of ``$block``, a block of positions, begin in a tile."""
+        """Where the places of ``block``, a block of positions, begin in a tile."""
         plan, on = self.plan, self.on
         row = on.tile[-1] // BLOCK
         if plan.neighbours:
@@ -38,7 +38,7 @@ class ProductsWriter(PersistentWriter, abc.ABC):
         else:  # in a plane, they are equally far from each other
             axes = [(prod(on.tile[:-2]), prod(on.extent[-2:])), (row * prod(on.tile[-2:-1]), plan.run)]
         axes = [(size, stride) for size, stride in axes if size > 1]
-        terms, rest = list[str](), "$block"
+        terms, rest = list[str](), self.c.block
         for number, (size, stride) in reversed([*enumerate(axes)]):
             terms.insert(0, f"{remainder(rest, size) if number else rest} * {stride}")
             rest = quotient(rest, size)
@@ -60,9 +60,10 @@ class ProductsWriter(PersistentWriter, abc.ABC):
 
     def sum_up(self) -> list[str]:
         """The products of one phase."""
+        c = self.c
         # Both bounds come from memory: of loops whose counts it knows, the compiler begins too many products at once.
         plan, (free, limited) = self.plan, self.chains
-        phase = "$phase + $p" if len(self.on.phases) > 1 else "$p"
+        phase = f"{c.phase} + {self.phase}" if len(self.on.phases) > 1 else str(self.phase)
         at, each = (f"({phase}) * 2", 2) if plan.by_parts else (phase, 1)
         bounds = [f"{self.steps_name}[{at}{f' + {number}' if number else ''}]" for number in range(each + 1)]
         chain = ceil(limited / ceil(limited / LONGEST_CHAIN)) if limited else _CHAIN
@@ -70,16 +71,17 @@ class ProductsWriter(PersistentWriter, abc.ABC):
         call = f"fp::add_places{('_by_parts' if plan.by_parts else '_exactly') if limited else ''}<{half}, {chain}>"
         if self.at_once:
             call, bounds = f"fp::sum_up_places<{half}, {chain}, {free}, {limited}>", []
-        given = ", ".join(("$sums[$p]", self.places_name, *bounds, *self.descriptors()))
+        given = ", ".join((f"{c.sums}[{self.phase}]", self.places_name, *bounds, *self.descriptors()))
         return [f"{call}({given});"]
 
     def descriptors(self) -> tuple[str, str, str]:
         """Of inputs and weights, and how far the weights of a product are from those of the next one."""
+        c = self.c
         plan = self.plan
         unit = plan.columns * 2
-        weights = "fp::tile_descriptor($weights, 128, 256)"
+        weights = f"fp::tile_descriptor({c.weights}, 128, 256)"
         if plan.phase_blocks > 1:
-            weights += f" - $first_product * {unit}"
+            weights += f" - {c.first_product} * {unit}"
         if plan.iterations > 1:
-            weights += f" + $turn * {plan.iteration_bytes // 16}"
-        return "$inputs", weights, str(unit)
+            weights += f" + {c.turn} * {plan.iteration_bytes // 16}"
+        return c.inputs, weights, str(unit)

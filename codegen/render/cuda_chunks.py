@@ -13,7 +13,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_chunk_products import ProductsWriter
 from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
-from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, remainder, table
 from fusepass.codegen.render.cuda_own import Held, OwnValues
 from fusepass.codegen.render.cuda_pairs import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda_positions import Sums
@@ -32,8 +32,6 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 class ChunkWriter(ProductsWriter):
     """Lines of such a kernel whose halves are fetched as they are packed in memory."""
 
-    packed = "$tile"  # where a tile's halves lie
-
     def __init__(
         self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
     ) -> None:
@@ -43,22 +41,27 @@ class ChunkWriter(ProductsWriter):
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
         self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
+        self.packed = self.c.tile  # where a tile's halves lie
+        if plan.iterations > 1:
+            self.first_channel = self.c.turn_channel
+        self._origins = [f"origin_{letter}" for letter in self.letters]
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
             names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
         )
 
     def _held(self) -> Held:
         """A thread has a fourth of the channels of four positions; the eight that have the same ones merge states, each of some of them."""
+        c = self.c
         return Held(
             channels=ROWS * self.plan.rows // 4,
             positions=4,
-            row="$k / 4 * 16 + $k % 4 / 2 * 8 + $lane % 4 * 2 + $k % 2",
-            at="$sums[0][$t / 2][$k / 4 * 8 + $k % 4 / 2 * 4 + $t % 2 * 2 + $k % 2]",
+            row=lambda k: f"{k} / 4 * 16 + {k} % 4 / 2 * 8 + {c.lane} % 4 * 2 + {k} % 2",
+            at=lambda k, t: f"{c.sums}[0][{t} / 2][{k} / 4 * 8 + {k} % 4 / 2 * 4 + {t} % 2 * 2 + {k} % 2]",
             states="fp::OwnStates",
-            push="fp::push_sums<{}>",
+            push=lambda whole: f"fp::push_sums<{whole}>",
             leave="fp::leave_sums",
-            sums="$sums[0]",
-            staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, $sums, $m);",
+            sums=f"{c.sums}[0]",
+            staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, {c.sums}, {self.rows});",
         )
 
     def write(self) -> ConvolutionText:
@@ -97,154 +100,175 @@ class ChunkWriter(ProductsWriter):
     # ---- what a block fetches
 
     def _shared(self) -> Iterable[str]:
+        c = self.c
         plan = self.plan
-        yield "extern __shared__ __align__(128) unsigned char $pool[];"
-        yield "unsigned char* const $weights = $pool;"
+        yield f"extern __shared__ __align__(128) unsigned char {c.pool}[];"
+        yield f"unsigned char* const {c.weights} = {c.pool};"
         if plan.teams > 1:
-            yield "const int $team = threadIdx.x / 128;"
+            yield f"const int {c.team} = threadIdx.x / 128;"
         yield from self._tile_pointers()
-        yield "const int $lane = threadIdx.x % 32;"
-        yield "const int $warp = fp::warp_number();"
-        room = f"reinterpret_cast<float*>($pool + {plan.weight_bytes}) + $warp * {ROWS * self.on.staged_pitch}"
-        yield f"float* const $room = {room};"
+        yield f"const int {c.lane} = threadIdx.x % 32;"
+        yield f"const int {c.warp} = fp::warp_number();"
+        room = f"reinterpret_cast<float*>({c.pool} + {plan.weight_bytes}) + {c.warp} * {ROWS * self.on.staged_pitch}"
+        yield f"float* const {c.room} = {room};"
         if self.together > 1:
-            yield f"float* const $shared = $room - $warp % {self.together} * {ROWS * self.on.staged_pitch};"
+            yield f"float* const {c.shared} = {c.room} - {c.warp} % {self.together} * {ROWS * self.on.staged_pitch};"
         first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.iterations}"
-        yield f"const int $first_channel = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
+        yield f"const int {c.first_channel} = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
         if plan.phase_blocks > 1:
-            yield f"const int $part = int(blockIdx.x) % {plan.phase_blocks};"
-            yield f"const int $first_phase = $part * {plan.part};"
-            yield f"const int $first_product = {self.steps_name}[$first_phase];"
+            yield f"const int {c.part} = int(blockIdx.x) % {plan.phase_blocks};"
+            yield f"const int {c.first_phase} = {c.part} * {plan.part};"
+            yield f"const int {c.first_product} = {self.steps_name}[{c.first_phase}];"
             if plan.origins_vary:
-                for number, axis in enumerate(self.axes):
-                    yield f"const int $origin_{axis[1:]} = {self.origins_name}[$part * {len(self.axes)} + {number}];"
+                for number, origin in enumerate(self._origins):
+                    yield f"const int {c.named(origin)} = {self.origins_name}[{c.part} * {len(self.axes)} + {number}];"
 
     def _tile_pointers(self) -> Iterable[str]:
         """Where tiles of the input lie."""
+        c = self.c
         plan = self.plan
-        own = f" + $team * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
-        yield f"unsigned char* $tile = $pool + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
+        own = f" + {c.team} * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        yield f"unsigned char* {c.tile} = {c.pool} + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
         if plan.buffers == 2:
-            yield f"unsigned char* $next = $tile + {plan.tile_bytes};"
+            yield f"unsigned char* {c.next} = {c.tile} + {plan.tile_bytes};"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
+        c = self.c
         plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
         own = ROWS * plan.rows  # columns of high parts
-        column = f"$i / 32 % {columns // 8} * 8 + $i / 2 % 8"
-        product = f"$i / {4 * columns}"
+        column = f"{c.i} / 32 % {columns // 8} * 8 + {c.i} / 2 % 8"
+        product = f"{c.i} / {4 * columns}"
         if plan.phase_blocks > 1:
-            product = f"($first_product + {product})"
+            product = f"({c.first_product} + {product})"
         lines = [
-            f"const int $column = {column};",
-            f"const int $channel = {self._iteration_channel('$turn')} + $column{f' % {own}' if columns > own else ''};",
-            f"const int $place = {self.weights_name}[{product} * 2 + $i / 16 % 2];",
-            "int $half = $place + $i % 2 * 4;",
-            f"bool $real = $place >= 0 && $channel < {outs};",
+            f"const int {c.column} = {column};",
+            f"const int {c.channel} = {self._iteration_channel(c.turn)} + {c.column}{f' % {own}' if columns > own else ''};",
+            f"const int {c.place} = {self.weights_name}[{product} * 2 + {c.i} / 16 % 2];",
+            f"int {c.half} = {c.place} + {c.i} % 2 * 4;",
+            f"bool {c.real} = {c.place} >= 0 && {c.channel} < {outs};",
         ]
         if plan.columns > own:
             filled = self.each // 2
             lines += [
-                f"const bool $high = $half % {self.each} < {filled};",
+                f"const bool {c.high} = {c.half} % {self.each} < {filled};",
                 "// products with low parts have columns of their own",
-                f"if ($column < {own}) $half += $high ? {filled} : -{filled};",
-                "else $real = $real && $high;",
+                f"if ({c.column} < {own}) {c.half} += {c.high} ? {filled} : -{filled};",
+                f"else {c.real} = {c.real} && {c.high};",
             ]
         total = prod(self.weight.shape[2:]) * self.each
-        to = "$weights + $i * 8" if plan.iterations == 1 else f"$weights + $turn * {plan.iteration_bytes} + $i * 8"
+        to = (
+            f"{c.weights} + {c.i} * 8"
+            if plan.iterations == 1
+            else f"{c.weights} + {c.turn} * {plan.iteration_bytes} + {c.i} * 8"
+        )
         copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
-        lines.append(f"{copy} + ($real ? {self.index_type}($channel) * {total} + $half : 0), $real ? 8 : 0);")
+        lines.append(
+            f"{copy} + ({c.real} ? {self.index_type}({c.channel}) * {total} + {c.half} : 0), {c.real} ? 8 : 0);"
+        )
         yield "// weights, as they are multiplied"
-        head = f"for (int $i = threadIdx.x; $i < {plan.iteration_bytes // 8}; $i += {plan.threads})"
+        head = f"for (int {c.i} = threadIdx.x; {c.i} < {plan.iteration_bytes // 8}; {c.i} += {plan.threads})"
         yield from self._in_iterations(block(head, lines))
 
     def _iteration_channel(self, iteration: str) -> str:
         """The first channel of an iteration."""
+        c = self.c
         return (
-            "$first_channel" if self.plan.iterations == 1 else f"$first_channel + {iteration} * {ROWS * self.plan.rows}"
+            c.first_channel
+            if self.plan.iterations == 1
+            else f"{c.first_channel} + {iteration} * {ROWS * self.plan.rows}"
         )
 
     def _in_iterations(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for each ``$turn``."""
+        """`lines` for each ``turn``."""
+        c = self.c
         if self.plan.iterations == 1:
             return list(lines)
-        return ["#pragma unroll 1", *block(f"for (int $turn = 0; $turn < {self.plan.iterations}; ++$turn)", lines)]
+        return [
+            "#pragma unroll 1",
+            *block(f"for (int {c.turn} = 0; {c.turn} < {self.plan.iterations}; ++{c.turn})", lines),
+        ]
 
     def _fetch_tile(self) -> Iterable[str]:
         """How the input below a tile is fetched, for all layers."""
+        c = self.c
         plan, on = self.plan, self.on
         assert isinstance(self.halves, ScaledHalves)
         source = self.program.buffer(self.halves.source)
-        lines, conditions, index = list[str](), [], [f"$sample * {source.strides[0]}"]
-        rest = "$element" if plan.layers > 1 else "$i"
+        lines, conditions, index = list[str](), [], [f"{c.sample} * {source.strides[0]}"]
+        rest = c.element if plan.layers > 1 else c.i
         for number in reversed(range(len(self.axes))):
             axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
             here = remainder(rest, extent) if number else rest
             if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
-                lines.append(f"const unsigned $along = {here};")
-                here = f"$along - $along / {plan.run} * {plan.run - BLOCK}"
-            origin = f" + $origin_{axis[1:]}" if plan.origins_vary else plus(on.origin[number])
-            first = f"$tile_{axis[1:]} * {tile}{origin}"
+                lines.append(f"const unsigned {c.along} = {here};")
+                here = f"{c.along} - {c.along} / {plan.run} * {plan.run - BLOCK}"
+            origin = f" + {c.named(self._origins[number])}" if plan.origins_vary else plus(on.origin[number])
+            first = f"{self.tile_at[number]} * {tile}{origin}"
             lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
             conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
             index.append(f"{axis} * {source.strides[1 + number]}")
             rest = quotient(rest, extent)
         lines += [
-            f"const bool $real = {' && '.join(conditions)};",
-            f"const {C_TYPES[source.dtype]}* const $from = {self.pointers[source.name]} + ($real ? {' + '.join(index)} : 0);",
+            f"const bool {c.real} = {' && '.join(conditions)};",
+            f"const {C_TYPES[source.dtype]}* const {c.from_} = {self.pointers[source.name]} + ({c.real} ? {' + '.join(index)} : 0);",
         ]
-        to, layer = f"$to + $i * {2 * HALVES}", ""
+        to, layer = f"{c.to} + {c.i} * {2 * HALVES}", ""
         if plan.layers > 1:  # those of a position are neighbours in memory
-            lines.insert(0, f"const unsigned $element = $i / {plan.layers}, $layer = $i % {plan.layers};")
-            to = f"$to + ($layer * {plan.layer_places} + $element) * {2 * HALVES}"
-            layer = f" + $layer * {HALVES}"
-        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, $from{layer}, $real ? {2 * HALVES} : 0);")
+            lines.insert(0, f"const unsigned {c.element} = {c.i} / {plan.layers}, {c.layer} = {c.i} % {plan.layers};")
+            to = f"{c.to} + ({c.layer} * {plan.layer_places} + {c.element}) * {2 * HALVES}"
+            layer = f" + {c.layer} * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, {c.from_}{layer}, {c.real} ? {2 * HALVES} : 0);")
         copies = plan.layers * on.elements
         # without signs, quotients by known numbers take fewer instructions
         thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
-        loop = block(f"for (unsigned $i = {thread}; $i < {copies}; $i += {plan.threads // plan.teams})", lines)
+        loop = block(f"for (unsigned {c.i} = {thread}; {c.i} < {copies}; {c.i} += {plan.threads // plan.teams})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
-        yield from block("const auto $fetch = [&](int $number, unsigned char* $to)", [*self.tile_place(), *loop])[:-1]
+        yield from block(
+            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})", [*self.tile_place(), *loop]
+        )[:-1]
         yield "};"
 
     # ---- products
 
     def _sets(self) -> list[str]:
+        c = self.c
         plan = self.plan
-        group = "0" if plan.teams > 1 else "$warp / 4"
-        blocks = f"({f'$set * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
+        group = "0" if plan.teams > 1 else f"{c.warp} / 4"
+        blocks = f"({f'{c.set} * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
         lines = [
-            f"const int $block = {blocks};",
-            f"const uint64_t $inputs = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
+            f"const int {c.block} = {blocks};",
+            f"const uint64_t {c.inputs} = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
             *self._multiply(),
         ]
         if plan.sets > 1:
-            lines = ["#pragma unroll 1", *block(f"for (int $set = 0; $set < {plan.sets}; ++$set)", lines)]
+            lines = ["#pragma unroll 1", *block(f"for (int {c.set} = 0; {c.set} < {plan.sets}; ++{c.set})", lines)]
         if self._own:
             lines = [*self._own.begin(), *lines, *self._own.end()]
         if plan.iterations > 1:  # around the sets, so that a thread loads the factors of its channels once
-            lines = [line.replace("$first_channel", "$turn_channel") for line in lines]
-            lines.insert(0, f"const int $turn_channel = {self._iteration_channel('$turn')};")
+            lines.insert(0, f"const int {c.turn_channel} = {self._iteration_channel(c.turn)};")
         return self._in_iterations(lines)
 
     def own_staging(self, sums: Sums) -> str:
         return self._staging(shared=True)
 
     def stored_own(self, sums: Sums) -> Iterable[str]:
+        c = self.c
         if self.together == 1:
             return self.epilogue(sums)
         warps = self.plan.tile_warps
-        sets = f"$set * {warps}" if self.plan.sets > 1 else ""
-        first = f"$warp / {self.together} * {self.together}" if self.together < warps else ""
+        sets = f"{c.set} * {warps}" if self.plan.sets > 1 else ""
+        first = f"{c.warp} / {self.together} * {self.together}" if self.together < warps else ""
         group = f"({' + '.join(filter(None, (sets, first))) or '0'}) * {COLUMNS}"
         return pairs_of_warps(self, replace(sums, group=group), self.together)
 
     def _multiply(self) -> Iterable[str]:
+        c = self.c
         plan, on = self.plan, self.on
-        warp = f"$warp % {plan.tile_warps}" if plan.teams > 1 else "$warp"
-        first = f"($set * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
+        warp = f"{c.warp} % {plan.tile_warps}" if plan.teams > 1 else c.warp
+        first = f"({c.set} * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
-        sums = Sums(self._staging(), plan.rows, plan.covered, first, tuple(repair(self)), pragma)
+        sums = Sums(self._staging(), self.rows, plan.covered, first, tuple(repair(self)), pragma)
         if self.kernel.reduction_loops and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:
@@ -252,20 +276,20 @@ class ChunkWriter(ProductsWriter):
             results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(broken)
         if self._own:
             results = [
-                *block("if ($broken)", list(results))[:-1],
+                *block(f"if ({c.broken})", list(results))[:-1],
                 *block("} else", list(self._own.use(replace(sums, unroll=UNROLL)))),
             ]
         lines = [
-            f"float $sums[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
-            *unrolled("$p", on.pair, self.sum_up()),
-            *self.finite("$sums[$p]", [("$p", on.pair)]),
+            f"float {c.sums}[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
+            *self.phase.over(self.sum_up()),
+            *self.finite(f"{c.sums}[{self.phase}]", [self.phase]),
             *results,
         ]
         if len(on.phases) > 1:
             first, last = "0", str(plan.part)
             if plan.phase_blocks > 1:
-                first, last = "$first_phase", f"$first_phase + {plan.part}"
-            head = f"for (int $phase = {first}; $phase < {last}; $phase += {on.pair})"
+                first, last = c.first_phase, f"{c.first_phase} + {plan.part}"
+            head = f"for (int {c.phase} = {first}; {c.phase} < {last}; {c.phase} += {on.pair})"
             yield "#pragma unroll 1"
             yield from block(head, lines)
         else:
@@ -279,28 +303,33 @@ class ChunkWriter(ProductsWriter):
     @property
     def _room(self) -> tuple[str, int]:
         """Where a warp lays out what it has in common with others, and how far channels are apart there."""
+        c = self.c
         if self.together == 1:
-            return "$room", self.on.staged_pitch
-        return f"$shared + $warp % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
+            return c.room, self.on.staged_pitch
+        return f"{c.shared} + {c.warp} % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
 
     def _staging(self, *, shared: bool = False) -> str:
-        """Lays the sums of the ``$m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
+        """Lays the sums of the ``m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
+        c = self.c
         assert isinstance(self.halves, ScaledHalves)
-        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
+        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
         if not self.halves.scales:
-            return f"fp::stage_values<{pitch}>({room}, $sums, $m);"
-        factors = ", ".join(f"{self.pointers[name]} + $sample * {self.sizes[1]}" for name in self.halves.scales)
-        channels = f"$first_channel + $m * {ROWS}, {self.sizes[1]}"
-        return f"fp::stage_places<{pitch}>({room}, $sums, $m, {factors}, {channels});"
+            return f"fp::stage_values<{pitch}>({room}, {c.sums}, {self.rows});"
+        factors = ", ".join(f"{self.pointers[name]} + {c.sample} * {self.sizes[1]}" for name in self.halves.scales)
+        channels = f"{self.first_channel} + {self.rows} * {ROWS}, {self.sizes[1]}"
+        return f"fp::stage_places<{pitch}>({room}, {c.sums}, {self.rows}, {factors}, {channels});"
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of an iteration, is multiplied with; how ``$sum`` is."""
+        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
+        c = self.c
         assert isinstance(self.halves, ScaledHalves)
         if not self.halves.scales:
-            return [], "$sum"
+            return [], c.sum
         last = self.sizes[1] - 1
-        first, second = (f"({self.pointers[name]} + $sample * {self.sizes[1]})[$at]" for name in self.halves.scales)
+        first, second = (
+            f"({self.pointers[name]} + {c.sample} * {self.sizes[1]})[{c.at}]" for name in self.halves.scales
+        )
         return [
-            f"const int $at = fp::least($channel, {last});",
-            f"const float $factor = {first}, $another = {second};",
-        ], "$sum * $factor * $another"
+            f"const int {c.at} = fp::least({c.channel}, {last});",
+            f"const float {c.factor} = {first}, {c.another} = {second};",
+        ], f"{c.sum} * {c.factor} * {c.another}"

@@ -15,13 +15,13 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_coming import Coming, Waiting
 from fusepass.codegen.render.cuda_coordinates import framed
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Constant, Identifiers, block, written
 from fusepass.codegen.schedule.plan import Schedule
 
 
@@ -81,7 +81,7 @@ class CircularBufferWriter(KernelWriter):
         top.lines += self._over_steps(steps)
         self.places.check()
         lines = [*top.lines[:before], *block(frame.row_loop, self._whole_iteration(before))]
-        return without_unused(lines)
+        return written(lines)
 
     def _whole_iteration(self, begin: int) -> list[str]:
         """The lines of an iteration, which `begin` there."""
@@ -115,7 +115,7 @@ class CircularBufferWriter(KernelWriter):
         scope.lines.append(f"const {frame.index_type} {iteration} = {frame.iteration} + {later};")
         return iteration
 
-    def _row_in(self, scope: Scope, iteration: str) -> str:
+    def _row_in(self, scope: Scope, iteration: str) -> str | Constant:
         """The thread's row of that turn, which `scope` may define; its name."""
         return iteration
 
@@ -123,15 +123,13 @@ class CircularBufferWriter(KernelWriter):
         assert self.frame.arranged.row is not None
         scope.define_axis(self.frame.arranged.row, self._row_in(scope, iteration))
 
-    def _start(self, scope: Scope, steps: int | str) -> str:
+    def _start(self, scope: Scope, steps: int | str) -> Constant:
         """Define the first vector of the step that comes so many steps later; its name."""
         frame, plan = self.frame, self.schedule
         start = frame.names.numbered("start")
         within = f"({self.q} + {steps}) % {plan.iterations}" if steps else self.q
-        scope.lines.append(
-            f"const {frame.index_type} {start} = {frame.tile.start} + {within} * {plan.unroll * frame.tile.step};"
-        )
-        return start
+        value = f"{frame.tile.start} + {within} * {plan.unroll * frame.tile.step}"
+        return scope.constant(frame.index_type, start, value)
 
     def _at_hand(self) -> str:
         """The condition that there is a row at hand."""

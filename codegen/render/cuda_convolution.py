@@ -10,7 +10,7 @@ from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
 from fusepass.codegen.render.cuda_along import Along
-from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_pairs import pairs, takes_pairs
 from fusepass.codegen.render.cuda_partials import PositionStates
@@ -45,18 +45,19 @@ class ConvolutionWriter(PositionWriter):
         """What is reduced over positions; None where nothing is."""
         if self.kernel.partials is None:
             return None
-        return PositionStates(self.kernel, self.plan, self.tile_count, self.pointers, self.printer)
+        return PositionStates(self.kernel, self.plan, self.tile_count, self.rows, self.pointers, self.printer)
 
     # ---- sums
 
-    def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "fp::all_finite") -> Iterable[str]:
-        """``$broken``, for a warp: whether some of its sums in `sums`, which stands in `loops` of (variable, count), are not finite."""
-        lines = [f"$broken = $broken || !{test}({sums});"]
-        for variable, count in reversed(loops):
-            lines = unrolled(variable, count, lines)
-        yield "bool $broken = false;"
+    def finite(self, sums: str, loops: Sequence[Loop], test: str = "fp::all_finite") -> Iterable[str]:
+        """``broken``, for a warp: whether some of its sums in `sums`, which are those at hand in `loops`, are not finite."""
+        c = self.c
+        lines = [f"{c.broken} = {c.broken} || !{test}({sums});"]
+        for loop in reversed(loops):
+            lines = loop.over(lines)
+        yield f"bool {c.broken} = false;"
         yield from lines
-        yield "$broken = __any_sync(0xffffffffu, $broken);"
+        yield f"{c.broken} = __any_sync(0xffffffffu, {c.broken});"
 
     # ---- results
 
@@ -77,23 +78,22 @@ class ConvolutionWriter(PositionWriter):
         return self.epilogue(sums)
 
     def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
-        """`lines` for each result, ``$sum``, at ``$channel`` and the spatial axes; `ahead` before each position's channels."""
-        on, place = self.on, self._staged_place
+        """`lines` for each result, ``sum``, at ``channel`` and the spatial axes; `ahead` before each position's channels."""
+        c = self.c
         row = [
-            f"const int $channel = $first_channel + $m * {ROWS} + $row;",
-            f"const float $sum = $room[$row * {on.staged_pitch} + {place}];",
+            f"const int {c.channel} = {self.first_channel} + {self.rows} * {ROWS} + {c.row};",
+            f"const float {c.sum} = {c.room}[{self.staged}];",
             *lines,
         ]
         if self.sizes[1] != sums.covered:
-            row[1:] = block(f"if ($channel < {self.end_channel})", row[1:])
-        taken, row = ([line.replace("$place", place) for line in text] for text in (sums.repair, row))
-        taken = block("if ($broken)", taken) if taken else []
-        positions = self.over_positions(sums, [*taken, *ahead, *unrolled("$row", sums.height, row, unroll)])
+            row[1:] = block(f"if ({c.channel} < {self.end_channel})", row[1:])
+        taken = block(f"if ({c.broken})", sums.repair) if sums.repair else []
+        positions = self.over_positions(sums, [*taken, *ahead, *Loop(c.row, sums.height).over(row, unroll)])
         yield from self._over_rows(sums, positions)
 
     def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
         """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
-        yield from sums.over_rows(self.on.pair, [*lines, *(self.states.add() if self.states else ())])
+        yield from sums.over_rows([*lines, *(self.states.add() if self.states else ())])
 
     def _pairs(self, sums: Sums) -> Iterable[str]:
         """The same for two neighbours at a time; see `cuda_pairs`."""
@@ -114,44 +114,53 @@ class ConvolutionWriter(PositionWriter):
         yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
 
     def _repaired(self, sums: Sums) -> list[str]:
-        """What is not finite in ``$room`` is computed again there."""
-        repair = [line.replace("$place", self._staged_place) for line in sums.repair]
-        return block("if ($broken)", [*self._where_inside(sums, repair), "__syncwarp();"]) if repair else []
+        """What is not finite in ``room`` is computed again there."""
+        lines = [*self._where_inside(sums, sums.repair), "__syncwarp();"]
+        return block(f"if ({self.c.broken})", lines) if sums.repair else []
 
     @property
-    def _staged_place(self) -> str:
-        """Where a thread's result lies in its row of ``$room``."""
-        return "$lane" if self.on.pair == 1 else "$half * 32 + $lane"
+    def staged(self) -> str:
+        """Where a thread's result of a row lies in ``room``."""
+        c = self.c
+        place = c.lane if self.on.pair == 1 else f"{self.half} * 32 + {c.lane}"
+        return f"{c.row} * {self.on.staged_pitch} + {place}"
 
     def _where_inside(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         places, inside = self.position(sums.group)
-        return unrolled("$half", self.on.pair, [*places, *block(f"if ({inside})", lines)])
+        return self.half.over([*places, *block(f"if ({inside})", lines)])
 
     def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
         """`lines` for each position of a thread, where it is one of the result."""
+        c = self.c
         if self.states is None:
             return self._where_inside(sums, lines)
         places, inside = self.position(sums.group)
-        once = f"$is_inside && ({is_first(self.on, self.anchor.spread[-1])})" if self.on.pace else "$is_inside"
-        places += [f"const bool $is_inside = {inside};", f"$inside[$half] = __ballot_sync(0xffffffffu, {once});"]
+        once = f"{c.is_inside} && ({is_first(self.on, self.anchor.spread[-1], c)})" if self.on.pace else c.is_inside
+        places += [
+            f"const bool {c.is_inside} = {inside};",
+            f"{c.inside}[{self.half}] = __ballot_sync(0xffffffffu, {once});",
+        ]
         if lines:
-            places += block("if ($is_inside)", lines)
-        return [f"unsigned $inside[{self.on.pair}];", *_apart(unrolled("$half", self.on.pair, places))]
+            places += block(f"if ({c.is_inside})", lines)
+        return [f"unsigned {c.inside}[{self.on.pair}];", *_apart(self.half.over(places))]
 
     # ---- reductions over channels
 
     def reductions(self, sums: Sums) -> Iterable[str]:
         """The kernel's reduction loops over channels and its stores: a thread has all channels of its positions, one after another."""
+        c = self.c
         kernel = self.kernel
-        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, "[$half]")
-        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
+        reduction_loops = ReductionLoops(
+            kernel, self.program, self.pointers, self.printer, self.names, f"[{self.half}]"
+        )
+        axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
         (stat, *_) = [
             node for node in kernel.nodes if isinstance(node, ReductionResult) and node.reduction == self.anchor.name
         ]
 
         def phase(roots: Sequence[Expr], reduction_loop: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
             outer = reduction_loops.row_scope(roots, axes)
-            inner = reduction_loops.column(outer, "$channel", stat, reduction_loop, stores)
+            inner = reduction_loops.column(outer, c.channel, stat, reduction_loop, stores)
             return _apart(self.over_channels(sums, inner, sums.unroll, outer.lines))
 
         for reduction_loop in kernel.reduction_loops:
@@ -168,18 +177,19 @@ class ConvolutionWriter(PositionWriter):
     # ---- where results go
 
     def _stores(self) -> list[str]:
+        c = self.c
         scope = Scope(self.printer)
-        for axis, text in zip(self.kernel.rows, ("$sample", "$channel", *self.axes), strict=True):
+        for axis, text in zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True):
             scope.define_axis(axis, text)
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
-                scope.bind(node, "$sum")
+                scope.bind(node, c.sum)
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:
             scope.lines.append(self._store(scope, store))
         if self.kernel.partials is not None:
             value = bare(scope.value(self.kernel.partials.value))
-            scope.lines.append(f"$room[$row * {self.on.staged_pitch} + $place] = {value};")
+            scope.lines.append(f"{c.room}[{self.staged}] = {value};")
         return scope.lines
 
     def _store(self, scope: Scope, store: Store) -> str:
@@ -190,7 +200,7 @@ class ConvolutionWriter(PositionWriter):
         index, target = scope.index(store.index), self.pointers[store.buffer]
         if not self.on.pace:
             return f"{target}[{index}] = {value};"
-        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes)
+        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)
 
 
 def _apart(lines: Iterable[str]) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_frame import Frame, Turned
+from fusepass.codegen.render.cuda_frame import Frame, Number, Turned
 from fusepass.codegen.render.cuda_place import output_tile_place
 from fusepass.codegen.render.cuda_tile import Tile, arrange
 from fusepass.codegen.render.numbers import free
-from fusepass.codegen.render.spelling import Identifiers
+from fusepass.codegen.render.spelling import Constant, Identifiers
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.errors import RenderError
 
@@ -255,7 +255,7 @@ class Coordinates:
             self.frame.first_across = self.frame.constant("first_col", f"{column} * {cols}")
         first = self.frame.constant("first_row", f"{number} * {plan.own_rows}")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
-        group = self.frame.constant("group", f"threadIdx.x / {plan.lanes}")
+        group = self.frame.read_constant("group", f"threadIdx.x / {plan.lanes}")
         along = lane if plan.width == 1 else f"{lane} * {plan.width}"
         if plan.turned:
             turned = self.frame.turned = Turned(lane, *map(self.names.exact, ("turned", "row", "live")))
@@ -265,13 +265,15 @@ class Coordinates:
             self.frame.own_row = f"unsigned({along})"
         if not plan.turned:
             self._define_row(f"{first} + {along}", rows, plan.width)
-        start = (
-            self.frame.constant("start", f"{self.frame.first_across} + {group}") if self.frame.first_across else group
-        )
+        start = group
+        if across := self.frame.first_across:
+            start = self.frame.read_constant("start", lambda: f"{across} + {group}")
         return self._tile(start, plan.groups, self.kernel.col_count, 1)
 
     def _output_tile(self, number: str) -> Tile:
-        self.frame.output_tile = output_tile_place(self.arranged, self.schedule, self.top, number, self.frame.constant)
+        self.frame.output_tile = output_tile_place(
+            self.arranged, self.schedule, self.top, number, self.frame.constant, self.frame.read_constant
+        )
         if self.schedule.parts > 1:
             self.frame.live = f"threadIdx.x < {self.schedule.threads // self.schedule.parts}"
         return Tile(None, self.names.exact("i"), "0", 1, 1, 1, False, False, True)
@@ -298,9 +300,9 @@ class Coordinates:
             self.top.lines.append(f"const bool {self.frame.live} = {here} < {free(count)};")
             here = f"{self.frame.live} ? {here} : {free(count - width)}"
         if axis is not None:
-            self.top.define_axis(axis, self.frame.constant("row", here))
+            self.top.define_axis(axis, self.frame.read_constant("row", here))
 
-    def _tile(self, start: str, step: int, count: int, scale: int, limit: str = "") -> Tile:
+    def _tile(self, start: str | Constant, step: int, count: int, scale: int, limit: str = "") -> Tile:
         """The vectors or columns of a thread; `limit` as in `Tile`."""
         unroll, axis = self.schedule.unroll, self.arranged.col
         covered = unroll * step
@@ -312,5 +314,5 @@ class Coordinates:
             once, loop = False, True  # the position is another one in each row
         tile = Tile(axis, self.names.exact("col"), start, step, count, scale, loop, tail, once, limit=limit)
         if once:
-            self.frame.define_position(self.top, tile, start)
+            self.frame.define_position(self.top, tile, Number(start, ""))
         return tile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_transpose import SharedTranspose, define
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import C_TYPES, block
@@ -27,7 +27,7 @@ def read_covered(frame: Frame, each: SharedTranspose) -> list[str]:
 
     def of_steps(lines: list[str]) -> list[str]:
         guarded = lines if full else block(f"if ({access} < {total})", lines)
-        return frame.unrolled(frame.u, steps, without_unused([*here, *guarded]) if steps > 1 else guarded)
+        return frame.unrolled(frame.u, steps, [*here, *guarded] if steps > 1 else guarded)
 
     array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
     scope = frame.top.child(conditional=not full)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from fusepass.codegen.ir.expr import Load
@@ -74,18 +75,16 @@ class Iterations:
     def deep_axes(self, scope: Scope, step: str) -> None:
         """Define the axes that count tiles in `scope`, for the first part in turn `step`."""
         frame, deep = self.frame, self.window.deep
-        number = frame.names.numbered("number")
-        scope.lines.append(f"const int {number} = {step};")
+        number = scope.constant("int", frame.names.numbered("number"), step)
         for place, axis in enumerate(deep):
             rest = prod(other.size for other in deep[place + 1 :])
-            here = f"{number} / {rest}" if rest > 1 else number
+            within = f" / {rest}" if rest > 1 else ""
             if place:
-                here += f" % {axis.size}"
+                within += f" % {axis.size}"
             elif self.plan.parts > 1:
-                here += f" * {self.plan.parts}"
-            name = frame.names.numbered(axis.name)
-            scope.lines.append(f"const {frame.index_type} {name} = {here};")
-            scope.define_axis(axis, name)
+                within += f" * {self.plan.parts}"
+            name, here = frame.names.numbered(axis.name), partial("{}{}".format, number, within)
+            scope.define_axis(axis, scope.constant(frame.index_type, name, here))
 
     def moved(self, scope: Scope, step: str, load: Load) -> tuple[str, str]:
         self.deep_axes(scope, step)
@@ -116,8 +115,7 @@ class WeightCopies(Copies):
         scope.lines += [f"const int {thread} = {self.mine};", f"const int {which} = {thread} % {iterations.apart};"]
         for axis, apart in zip(window.taps, (window.taps[1].size * iterations.apart, iterations.apart), strict=True):
             name = frame.names.numbered(axis.name)
-            scope.lines.append(f"const int {name} = {thread} / {apart} % {axis.size};")
-            scope.define_axis(axis, name)
+            scope.define_axis(axis, scope.constant("int", name, f"{thread} / {apart} % {axis.size}"))
         scope.lines.append(f"{self.origin}[{self.k}] = -1;")
         for number, (each, load) in enumerate(self._constants):
             index = load.index.substitute({axis: Index() for axis in window.deep})

@@ -1,6 +1,6 @@
 """Writes what a CUDA kernel with a matrix product does with sums that are laid out in shared memory.
 
-Lines have a $word for each local name; see `fusepass.codegen.render.cuda_product`.
+Lines have a word for each local name; see `fusepass.codegen.render.cuda_product`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fusepass.codegen.ir.expr import Apply, Expr, children
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_lines import Lines
-from fusepass.codegen.render.cuda_result_vectors import ResultVectors, neighbours_of, stored
+from fusepass.codegen.render.cuda_result_vectors import ResultVectors, neighbours_of
 from fusepass.codegen.render.cuda_sums import SumsWriter
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -53,17 +53,22 @@ class Epilogue(SumsWriter):
 
     def early(self) -> Iterable[str]:
         """Makes of a thread's sums, which are those of two rows, what can be made of them with what the rows have in common."""
+        c = self.c
         if self.ready is self.stat:
             return
         outside = self._outside()
         along = outside.child()
         places = self._row_axes(along)
         here = along.child()
-        here.bind(self.stat, "$sum")
+        here.bind(self.stat, c.sum)
         self.printer.expect([self.ready])
         value = bare(here.value(self.ready))
-        each = ["float& $sum = $sums[0][$across / 2][$down * 2 + $across % 2];", *here.lines, f"$sum = {value};"]
-        head = f"for (int $across = 0; $across < {2 * self.plan.tiling.n}; ++$across)"
+        each = [
+            f"float& {c.sum} = {c.sums}[0][{c.across} / 2][{c.down} * 2 + {c.across} % 2];",
+            *here.lines,
+            f"{c.sum} = {value};",
+        ]
+        head = f"for (int {c.across} = 0; {c.across} < {2 * self.plan.tiling.n}; ++{c.across})"
         inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
@@ -89,16 +94,19 @@ class Epilogue(SumsWriter):
 
     def _one_by_one(self, together: int) -> Iterable[str]:
         """The same with one result of a row in each thread, of `together` rows at a time."""
+        c = self.c
         tiling = self.plan.tiling
-        down, across = ("$down", "$lane") if together == 1 else (f"($down + $lane % {together})", f"$lane / {together}")
+        down, across = (
+            (c.down, c.lane) if together == 1 else (f"({c.down} + {c.lane} % {together})", f"{c.lane} / {together}")
+        )
         outside = self._outside()
         # Loads that do not depend on the column or the row may leave the conditions on them.
         along = outside.child()
-        along.define_axis(self.columns, "$column")
+        along.define_axis(self.columns, c.column)
         here = along.child()
-        here.define_axis(self.rows, "$row")
+        here.define_axis(self.rows, c.row)
         self.printer.expect(self.kernel.roots)
-        here.bind(self.ready, "$sum")
+        here.bind(self.ready, c.sum)
         # What is computed where it need not exist, and what is done where it does.
         ahead, stores = list[str](), list[str]()
         for number, store in enumerate(self.kernel.stores):
@@ -108,52 +116,56 @@ class Epilogue(SumsWriter):
                 value = f"fp::cast<{kind}>({value})"
             at = f"{self.pointers[store.buffer]}[{here.index(store.index)}]"
             if self._computes_everywhere:
-                ahead, here.lines = [*ahead, *here.lines, f"const {kind} {stored(number)} = {value};"], []
-                value = stored(number)
+                stored = c.named(f"stored_{number}")
+                ahead, here.lines, value = [*ahead, *here.lines, f"const {kind} {stored} = {value};"], [], stored
             stores.append(f"{at} = {value};")
         here.lines += stores
-        place = f"$room[{down} * {tiling.room_pitch} + $across + {across}]"
+        place = f"{c.room}[{down} * {tiling.room_pitch} + {c.across} + {across}]"
         if self.kernel.partials is not None and self.kernel.partials.value is not self.ready:
             here.lines.append(f"{place} = {bare(here.value(self.kernel.partials.value))};")
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
-        body = [f"const float $sum = {place};", *here.lines] if here.lines else []
+        body = [f"const float {c.sum} = {place};", *here.lines] if here.lines else []
         if self.kernel.within and not exists:
             test = along.child()
-            test.define_axis(self.rows, "$row")
+            test.define_axis(self.rows, c.row)
             condition = test.condition(self.kernel.within)
             ahead = [body.pop(0), *ahead] if ahead else []
             body = [*ahead, *test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
-            body = block(f"if ($row < {self.rows.size})", body)
-        rows = [f"const {self.index_type} $row = {self._index(f'$first_row + $Tile::warp_row() + {down}')};", *body]
+            body = block(f"if ({c.row} < {self.rows.size})", body)
+        rows = [
+            f"const {self.index_type} {c.row} = {self._index(f'{c.first_row} + {c.Tile}::warp_row() + {down}')};",
+            *body,
+        ]
         high, long = tiling.warp_tile[0], tiling.laid_out
-        step = "++$down" if together == 1 else f"$down += {together}"
+        step = f"++{c.down}" if together == 1 else f"{c.down} += {together}"
         loop = [
             f"#pragma unroll {_ROWS_AT_ONCE}",
-            *block(f"for (int $down = 0; $down < {high}; {step})", rows),
+            *block(f"for (int {c.down} = 0; {c.down} < {high}; {step})", rows),
         ]
         inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
         if self.columns.size % tiling.columns:
-            inside = block(f"if ($column < {self.columns.size})", inside)
-        at = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
+            inside = block(f"if ({c.column} < {self.columns.size})", inside)
+        at = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
         yield from outside.lines
         yield "#pragma unroll 1"
-        head = f"for (int $across = 0; $across < {long}; $across += {32 // together})"
+        head = f"for (int {c.across} = 0; {c.across} < {long}; {c.across} += {32 // together})"
         if body:
-            yield from block(head, [f"const {self.index_type} $column = {at};", *inside])
+            yield from block(head, [f"const {self.index_type} {c.column} = {at};", *inside])
 
     def in_strips(self) -> Iterable[str]:
         """The same where a warp lays its sums out strip by strip."""
+        c = self.c
         strip = [
-            "const int64_t $first_column = int64_t($along) * $Tile::columns + $strip;",
+            f"const int64_t {c.first_column} = int64_t({c.along}) * {c.Tile}::columns + {c.strip};",
             "__syncwarp();",
-            "$Tile::lay_out($room, $sums, $strip);",
+            f"{c.Tile}::lay_out({c.room}, {c.sums}, {c.strip});",
             "__syncwarp();",
             *self.laid_out(),
         ]
         yield from self.states.begun() if self.states else ()
         yield "#pragma unroll 1"
-        yield from block("for (int $strip = 0; $strip < $Tile::columns; $strip += $Tile::strip)", strip)
+        yield from block(f"for (int {c.strip} = 0; {c.strip} < {c.Tile}::columns; {c.strip} += {c.Tile}::strip)", strip)
         yield from self.states.ended() if self.states else ()
 
     @property

@@ -6,10 +6,9 @@ thread handles at a time.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fusepass.codegen.ir.dataflow import Dataflow
@@ -23,11 +22,9 @@ from fusepass.codegen.render.cuda_place import OutputTilePlace
 from fusepass.codegen.render.cuda_tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Constant, Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.codegen.schedule.shape import ACCESS
-
-_CONSTANT = re.compile(r"\s*const (?:int|int64_t|bool) (\w+) = ")
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,18 @@ class Turned:
     place: str
     row: str
     live: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """That of a vector or column, as its text: where a thread's part begins, and how far the step at hand is from there, if it is."""
+
+    start: str | Constant
+    step: str
+
+    def __str__(self) -> str:
+        start = str(self.start)
+        return " + ".join(part for part in (start if start != "0" else "", self.step) if part) or "0"
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ class Frame:
         # Of a block that exchanges a tile: its first points with a plus sign (along) or without (across), none for 0;
         # and a thread's vector along and point across.
         self.first_along = self.first_across = ""
-        self.place = "", ""
+        self.place: tuple[str, str | Constant] = "", ""
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         self.run = names.exact("run") if schedule.run else ""  # the run of columns in which a vector lies
         self.turned: Turned | None = None  # of a thread whose row is another one in each column
@@ -248,12 +257,12 @@ class Frame:
         span = span if down else f"{variable} = 0; {variable} < {count}; ++{variable}"
         return ["#pragma unroll", *block(f"for (int {span})", lines)]
 
-    def before_limit(self, tile: Tile, number: str) -> str:
+    def before_limit(self, tile: Tile, number: str | Number) -> str:
         """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""
         there = self._all_but(tile)
         return f"{number} < {tile.end}" if there < 0 else f"{self.u} * {tile.step} <= {there} || {number} < {tile.end}"
 
-    def clamped(self, tile: Tile, number: str) -> str:
+    def clamped(self, tile: Tile, number: str | Number) -> str:
         """This number, or that of the last vector where there is none."""
         there, last = self._all_but(tile), f"fp::least({number}, {tile.last})"
         return last if there < 0 else f"({self.u} * {tile.step} <= {there} ? {number} : {last})"
@@ -279,14 +288,17 @@ class Frame:
         self.top.lines.append(f"const {self.index_type} {found} = {value};")
         return found
 
+    def read_constant(self, name: str, value: Callable[[], str] | str) -> Constant:
+        """The same, which is defined if anything reads it."""
+        return self.top.constant(self.index_type, self.names.exact(name), value)
+
     def define_step(self, scope: Scope) -> None:
         """Define the row of the image in `scope`, for step `u`; of other walks, nothing."""
         if self.output_tile is not None:
             y = self.arranged.image[0]
             row = self.names.numbered(y.name)
             here = f"{self.output_tile.top_row} + {self.u}" if self.schedule.unroll > 1 else self.output_tile.top_row
-            scope.lines.append(f"const {self.index_type} {row} = {here};")
-            scope.define_axis(y, row)
+            scope.define_axis(y, scope.constant(self.index_type, row, here))
 
     @property
     def row_of_thread(self) -> str:
@@ -303,16 +315,27 @@ class Frame:
 
     # ---- positions on a tile
 
-    def number(self, tile: Tile, start: str) -> str:
+    def number(self, tile: Tile, start: str | Constant) -> Number:
         """The number of the vector or column that a thread works on in step `u`."""
-        parts = [start] if start != "0" else []
-        if self.unroll > 1:
-            parts.append(self.u if tile.step == 1 else f"{self.u} * {tile.step}")
-        return " + ".join(parts) or "0"
+        step = self.u if tile.step == 1 else f"{self.u} * {tile.step}"
+        return Number(start, step if self.unroll > 1 else "")
 
-    def define_position(self, scope: Scope, tile: Tile, number: str) -> None:
-        """Define the tile's axis in `scope`, for vector or column `number`."""
-        number = f"{tile.base} + {number}" if tile.base else number
+    def define_position(self, scope: Scope, tile: Tile, place: str | Number) -> None:
+        """Define the tile's axis in `scope`, for the vector or column whose number is `place`."""
+        text: str | Callable[[], str]
+        if isinstance(place, Number) and isinstance(place.start, Constant) and self.schedule.start is None:
+            # Where a thread's part begins is read if the position is.
+            text = partial(self._position, scope, tile, place)
+        else:
+            text = self._position(scope, tile, place)
+        if tile.axis is not None:
+            plain = text if text in ("0", self.u) else None
+            scope.define_axis(tile.axis, plain or scope.constant(self.index_type, tile.variable, text))
+        if self.turned is not None:
+            define_turned_row(self, scope, self.turned)
+
+    def _position(self, scope: Scope, tile: Tile, place: str | Number) -> str:
+        number = f"{tile.base} + {place}" if tile.base else str(place)
         if self.schedule.run:
             number = self._define_run(scope, number)
         text = number
@@ -320,16 +343,10 @@ class Frame:
             sums = " + " in number and not number.startswith("fp::")
             text = f"({number}) * {tile.scale}" if sums else f"{number} * {tile.scale}"
         if self.schedule.ends_apart:
-            text = f"{text} + {self.head}" if text != "0" else self.head
-        elif self.schedule.start is not None:
-            text = f"{text} - {scope.operand(self.schedule.start % self.schedule.begins_at)}"
-        if text not in ("0", self.u):
-            scope.lines.append(f"const {self.index_type} {tile.variable} = {text};")
-            text = tile.variable
-        if tile.axis is not None:
-            scope.define_axis(tile.axis, text)
-        if self.turned is not None:
-            define_turned_row(self, scope, self.turned)
+            return f"{text} + {self.head}" if text != "0" else self.head
+        if self.schedule.start is not None:
+            return f"{text} - {scope.operand(self.schedule.start % self.schedule.begins_at)}"
+        return text
 
     def _define_run(self, scope: Scope, number: str) -> str:
         """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
@@ -337,13 +354,6 @@ class Frame:
         scope.lines.append(f"const {self.index_type} {self.run} = fp::div({number}, {each});")
         scope.define_axis(run, self.run)
         return f"fp::mod({number}, {each})"
-
-
-def without_unused(lines: Sequence[str]) -> list[str]:
-    """`lines` without constants that nothing reads, such as the position along an axis that no index needs."""
-    counts = Counter(word for line in lines for word in re.findall(r"\w+", line.split("//")[0]))
-    kept = [line for line in lines if not ((found := _CONSTANT.match(line)) and counts[found[1]] == 1)]
-    return kept if len(kept) == len(lines) else without_unused(kept)
 
 
 def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.ir.digits import few_digits
@@ -15,14 +15,20 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
 
-AXES = ("$z", "$y", "$x")
+_LETTERS = "zyx"
 UNROLL = "#pragma unroll"
 
 
 class TileWriter:
-    """Lines of a kernel; ``$word`` in them stands for a C name that no buffer has.
+    """Lines of a kernel.
 
     Attributes:
+        c: C names of the kernel's own variables.
+        rows: the loop over 16 output channels after another.
+        phase, half: those over the phases of a pair, and over a warp's results of one channel, 32 after another.
+        first_channel: the C name of the first output channel of those at hand.
+        letters: of the spatial axes.
+        axes, tile_at: C names of a position along each of them, and of the number of the tile at hand.
         ins, outs: input and output channels of a group.
     """
 
@@ -39,31 +45,26 @@ class TileWriter:
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
         self.ins, self.outs = in_channels(kernel, program), out_channels(kernel)
-        self.axes = AXES[-len(self.on.tile) :]
+        c = self.c = names.locals
+        self.rows, self.first_channel = Loop(c.m, plan.rows), c.first_channel
+        self.phase, self.half = Loop(c.p, plan.on.pair), Loop(c.half, plan.on.pair)
+        self.letters = _LETTERS[-len(self.on.tile) :]
+        self.axes = tuple(map(c.named, self.letters))
+        self.tile_at = tuple(c.named(f"tile_{letter}") for letter in self.letters)
         self.index_type = "int64_t" if self.on.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.printer.few = few_digits(kernel, program)
         self.names = names
-        self._locals: dict[str, str] = {}
-
-    def named(self, line: str) -> str:
-        """`line` with a C name for each ``$word``."""
-
-        def name(word: re.Match[str]) -> str:
-            if word[1] not in self._locals:
-                self._locals[word[1]] = self.names.exact(word[1])
-            return self._locals[word[1]]
-
-        return re.sub(r"\$(\w+)", name, line)
 
     # ---- channels
 
     def channel_group(self) -> Iterable[str]:
-        """``$group``, whose channels a block works on, and ``$end_channel`` behind these, where there are several groups."""
+        """``group``, whose channels a block works on, and ``end_channel`` behind these, where there are several groups."""
+        c = self.c
         groups, blocks = self.anchor.groups, self.plan.channel_blocks
         if groups > 1:
-            yield f"const int $group = {quotient(remainder('int(blockIdx.x)', blocks), blocks // groups)};"
-            yield f"const int $end_channel = $group * {self.outs} + {self.outs};"
+            yield f"const int {c.group} = {quotient(remainder('int(blockIdx.x)', blocks), blocks // groups)};"
+            yield f"const int {c.end_channel} = {c.group} * {self.outs} + {self.outs};"
 
     @property
     def part_of_group(self) -> str:
@@ -72,21 +73,22 @@ class TileWriter:
 
     def of_group(self, channel: str, each: int) -> str:
         """The place of an output channel of the block's group, among `each` of every group."""
+        c = self.c
         if self.anchor.groups == 1:
             return channel
-        return f"$group * {each}" if channel == "0" else f"$group * {each} + {channel}"
+        return f"{c.group} * {each}" if channel == "0" else f"{c.group} * {each} + {channel}"
 
     @property
     def end_channel(self) -> str:
         """Behind the last output channel of the block's group."""
-        return str(self.sizes[1]) if self.anchor.groups == 1 else "$end_channel"
+        return str(self.sizes[1]) if self.anchor.groups == 1 else self.c.end_channel
 
     @property
     def group_weights(self) -> str:
         """What is added to where a weight lies, counted by all output channels and the input channels of a group."""
         if self.anchor.groups == 1 or not self.anchor.transposed:
             return ""
-        return f" + $group * {self.ins * self.weight.strides[0] - self.outs * self.weight.strides[1]}"
+        return f" + {self.c.group} * {self.ins * self.weight.strides[0] - self.outs * self.weight.strides[1]}"
 
     # ---- tiles
 
@@ -96,21 +98,23 @@ class TileWriter:
         return self.source.shape[0] * prod(self.on.tiles)
 
     def tile_place(self) -> Iterable[str]:
-        """Which tile of which sample has number ``$number``."""
-        rest = "$number"
-        for axis, count in reversed(list(zip(self.axes, self.on.tiles, strict=True))):
-            yield f"const int $tile_{axis[1:]} = {remainder(rest, count)};"
+        """Which tile of which sample has number ``number``."""
+        c = self.c
+        rest = c.number
+        for at, count in reversed(list(zip(self.tile_at, self.on.tiles, strict=True))):
+            yield f"const int {at} = {remainder(rest, count)};"
             rest = quotient(rest, count)
-        yield f"const {self.index_type} $sample = {rest};"
+        yield f"const {self.index_type} {c.sample} = {rest};"
 
     def input_place(self, element: str) -> tuple[list[str], str, str]:
         """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
         that it exists, its index in a channel.
         """
+        c = self.c
         shape, strides = self.source.shape, self.source.strides
-        lines, conditions, index, rest = [], [], [f"$sample * {strides[0]}"], element
+        lines, conditions, index, rest = [], [], [f"{c.sample} * {strides[0]}"], element
         if self.anchor.groups > 1:
-            index.append(f"{self.index_type}($group) * {self.ins * strides[1]}")
+            index.append(f"{self.index_type}({c.group}) * {self.ins * strides[1]}")
         for number in reversed(range(len(self.axes))):
             axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
             step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]
@@ -118,7 +122,7 @@ class TileWriter:
             extent //= each
             here = remainder(rest, extent) if number else rest
             here = here if each == 1 or here == "0" else f"{here} * {each}"
-            lines.append(f"const {self.index_type} {axis} = $tile_{axis[1:]} * {step} + {here}{plus(first)};")
+            lines.append(f"const {self.index_type} {axis} = {self.tile_at[number]} * {step} + {here}{plus(first)};")
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
             rest = quotient(rest, extent)
@@ -134,11 +138,12 @@ class TileWriter:
     @property
     def copies(self) -> str:
         """The head of a loop over a thread's copies of one channel of a tile."""
-        return f"for (int $i = threadIdx.x; $i < {self.input.elements // self.input.vector}; $i += {self.plan.threads})"
+        c = self.c
+        return f"for (int {c.i} = threadIdx.x; {c.i} < {self.input.elements // self.input.vector}; {c.i} += {self.plan.threads})"
 
     def in_tile(self, channel: str) -> str:
-        """Where the elements of copy ``$i`` lie in a tile, from its beginning."""
-        return f"({channel} * {self.input.pitch} + $i{'' if self.input.vector == 1 else f' * {self.input.vector}'})"
+        """Where the elements of copy ``i`` lie in a tile, from its beginning."""
+        return f"({channel} * {self.input.pitch} + {self.c.i}{'' if self.input.vector == 1 else f' * {self.input.vector}'})"
 
     @property
     def settles(self) -> bool:
@@ -154,7 +159,7 @@ class TileWriter:
         kind = f"round_numbers<{self.input.vector}>"
         if self.source.dtype.is_half:
             kind = f"widen_numbers<{C_TYPES[self.source.dtype]}, {self.input.vector}>"
-        one = f"fp::{kind}({tile} + {self.in_tile('$channel')});"
+        one = f"fp::{kind}({tile} + {self.in_tile(self.c.channel)});"
         yield "// makes of what this thread has fetched what is multiplied"
         yield from block(head, block(self.copies, [pragma, *block(over_channels, [one])]))[:-1]
         yield "};"
@@ -202,11 +207,22 @@ def remainder(text: str, divisor: int) -> str:
     return "0" if divisor == 1 else f"{text} % {divisor}"
 
 
-def unrolled(variable: str, count: int, lines: Sequence[str], pragma: str = UNROLL) -> list[str]:
-    """A loop over `lines` with a pragma; the lines for 0 where there is nothing more."""
-    if count == 1:
-        return [re.sub(re.escape(variable) + r"\b", "0", line) for line in lines]
-    return [pragma, *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
+@dataclass(frozen=True)
+class Loop:
+    """A loop with a pragma over a number of points. Its text is the point at hand: the variable, or 0 where there is no other point."""
+
+    variable: str
+    count: int
+
+    def __str__(self) -> str:
+        return self.variable if self.count > 1 else "0"
+
+    def over(self, lines: Sequence[str], pragma: str = UNROLL) -> list[str]:
+        """`lines`, which name the point by the loop, for each point."""
+        if self.count == 1:
+            return list(lines)
+        head = f"for (int {self.variable} = 0; {self.variable} < {self.count}; ++{self.variable})"
+        return [pragma, *block(head, lines)]
 
 
 def table(name: str, numbers: Sequence[int], per_line: int = 16) -> Iterable[str]:

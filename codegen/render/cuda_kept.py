@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
-from fusepass.codegen.render.cuda_frame import Frame
+from fusepass.codegen.render.cuda_frame import Frame, Number
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule.plan import Keep
@@ -73,7 +73,7 @@ class KeptPlaces:
         kinds = ((kept, f"fp::Vec<{C_TYPES[kept.node.dtype]}, {self._width(kept)}>") for kept in made)
         return [f"{kind} {self._staged(kept)};" for kept, kind in kinds] if self._shared else []
 
-    def taken(self, known: Sequence[Kept], number: str) -> list[str]:
+    def taken(self, known: Sequence[Kept], number: str | Number) -> list[str]:
         """Read vector `number` of `known` values from shared memory."""
         return [
             f"const auto {self._staged(kept)} = {self.name(kept)}[{self.place or number}];"
@@ -81,7 +81,7 @@ class KeptPlaces:
             if self._shared
         ]
 
-    def left(self, made: Sequence[Kept], number: str) -> list[str]:
+    def left(self, made: Sequence[Kept], number: str | Number) -> list[str]:
         """Write vector `number` of the values just `made` to shared memory."""
         return [f"{self.name(kept)}[{number}] = {self._staged(kept)};" for kept in made if self._shared]
 

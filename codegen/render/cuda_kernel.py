@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
 from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_deep import DeepTiles
 from fusepass.codegen.render.cuda_ends import Ends
-from fusepass.codegen.render.cuda_frame import Around, Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_kept import KeptPlaces, values_to_keep
 from fusepass.codegen.render.cuda_line_windows import LineWindows
 from fusepass.codegen.render.cuda_loads import Ahead, by_turns, declare, load_steps, load_turns, loads_ahead
@@ -43,7 +43,7 @@ from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, bare, block
+from fusepass.codegen.render.spelling import Constant, Identifiers, bare, block, written
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.errors import RenderError
 
@@ -128,7 +128,7 @@ class KernelWriter:
             lines = self.over_rows.around(lines, iteration)
         else:
             lines += block(self.frame.row_loop, iteration) if self.frame.row_loop else iteration
-        return without_unused(lines)
+        return written(lines)
 
     def _say(self, text: str) -> None:
         if self.top.lines:
@@ -257,7 +257,7 @@ class KernelWriter:
         else:
             self.top.lines += steps.lines
 
-    def all_steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    def all_steps(self, steps: Scope, phase: Phase, tile: Tile, start: str | Constant, ahead: Sequence[Ahead]) -> None:
         """The same, for as many as there are; where all are, what is costly is pushed at once."""
         if not (tile.tail and self.frame.unroll > 1 and any(map(is_costly, phase.states))):
             self._steps(steps, phase, tile, start, ahead)
@@ -268,7 +268,7 @@ class KernelWriter:
         within = f"{start} + {(self.frame.unroll - 1) * tile.step} < {tile.end}"
         steps.lines += [*block(f"if ({within})", whole.lines), *block("else", single.lines)]
 
-    def _steps(self, steps: Scope, phase: Phase, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+    def _steps(self, steps: Scope, phase: Phase, tile: Tile, start: str | Constant, ahead: Sequence[Ahead]) -> None:
         """The loop over steps, each with its vector loaded."""
         frame = self.frame
         number = frame.number(tile, start)
@@ -295,8 +295,7 @@ class KernelWriter:
         self._vector(step, phase, tile, ahead, around)
         if self.fetches is not None and phase.last and tile is frame.tile:
             step.lines += self.fetches.following(number)
-        lines = without_unused(step.lines)
-        lines = block(f"if ({' && '.join(guards)})", lines) if guards else lines
+        lines = block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines
         # What not all threads have comes first: loads are issued before a branch, but put off where the branch is far.
         in_order = any(state.in_order for state in phase.states)
         down = tile.tail and bool(phase.states) and frame.hastens and not in_order

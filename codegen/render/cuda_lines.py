@@ -1,7 +1,7 @@
 """The epilogue of a CUDA kernel with a matrix product whose own columns are rows of the product, or neighbours in one.
 
 Sums are laid out in shared memory. There a thread takes a *line*, all columns of a row of the kernel: of neighbours, lines of its warp's
-rows; of rows of the product, which several warps have, lines of the block's tile. Lines have a $word for each local name.
+rows; of rows of the product, which several warps have, lines of the block's tile. Lines have a word for each local name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lines:
     ) -> None:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.tiling, self.ready, self.index_type = kernel, plan.tiling, ready, printer.index_type
-        self.apart = kernel.anchor.apart
+        self.apart, self.c = kernel.anchor.apart, printer.names.locals
         printer.along = frozenset(kernel.cols)
         self.reduction_loops = ReductionLoops(kernel, program, pointers, printer, printer.names, "")
 
@@ -54,16 +54,17 @@ class Lines:
         return max(self.tiling.threads // lines, 1)
 
     def write(self) -> Iterable[str]:
-        """What is made of the sums that lie in ``$room``."""
-        parts, count, start, step = 1, WARP_ROWS * self._windows, "$lane", 32
+        """What is made of the sums that lie in ``room``."""
+        c = self.c
+        parts, count, start, step = 1, WARP_ROWS * self._windows, c.lane, 32
         if self.apart:
             parts, count = self._parts, self.tiling.columns * self.apart * self._groups
             start, step = "threadIdx.x", self.tiling.threads // self._parts
             if parts > 1:
-                start = f"threadIdx.x / 32 * {32 // parts} + $lane % {32 // parts}"
+                start = f"threadIdx.x / 32 * {32 // parts} + {c.lane} % {32 // parts}"
         yield "__syncthreads();" if self.apart else "__syncwarp();"
         yield "#pragma unroll 1"
-        head = f"for (int $line = {start}; $line < {count}; $line += {step})"
+        head = f"for (int {c.line} = {start}; {c.line} < {count}; {c.line} += {step})"
         yield from block(head, [*self._place(), *self._phases()])
 
     @property
@@ -73,47 +74,51 @@ class Lines:
 
     def _place(self) -> Iterable[str]:
         """The row and the column of a line, and where its first sum lies."""
+        c = self.c
         pitch, points = self.tiling.room_pitch, self.kernel.col_count
         whole = self.index_type
         if not self.apart:
-            yield f"const {whole} $row = {whole}($first_row) + $Tile::warp_row() + $line / {self._windows};"
-            yield f"const {whole} $column = {whole}($first_column) / {points} + $line % {self._windows};"
-            yield f"float $values[{points}];"
-            yield f"fp::take($values, $room + $line / {self._windows} * {pitch} + $line % {self._windows} * {points});"
+            yield f"const {whole} {c.row} = {whole}({c.first_row}) + {c.Tile}::warp_row() + {c.line} / {self._windows};"
+            yield f"const {whole} {c.column} = {whole}({c.first_column}) / {points} + {c.line} % {self._windows};"
+            yield f"float {c.values}[{points}];"
+            yield f"fp::take({c.values}, {c.room} + {c.line} / {self._windows} * {pitch} + {c.line} % {self._windows} * {points});"
             return
         together, inner = points * self.apart, self.apart
-        first = f"{whole}($first_row) / {together} * {inner}"
-        yield f"const int $across = $line / {inner} % {self.tiling.columns};"
-        yield f"const int $down = $line / {inner * self.tiling.columns} * {together} + $line % {inner};"
-        yield f"const {whole} $row = {first} + $down / {together} * {inner} + $line % {inner};"
-        yield f"const {whole} $column = {whole}($first_column) + $across;"
-        yield f"float* const $at = reinterpret_cast<float*>($pool) + $down * {pitch} + $across;"
+        first = f"{whole}({c.first_row}) / {together} * {inner}"
+        yield f"const int {c.across} = {c.line} / {inner} % {self.tiling.columns};"
+        yield f"const int {c.down} = {c.line} / {inner * self.tiling.columns} * {together} + {c.line} % {inner};"
+        yield f"const {whole} {c.row} = {first} + {c.down} / {together} * {inner} + {c.line} % {inner};"
+        yield f"const {whole} {c.column} = {whole}({c.first_column}) + {c.across};"
+        yield f"float* const {c.at} = reinterpret_cast<float*>({c.pool}) + {c.down} * {pitch} + {c.across};"
 
     def _existing(self) -> tuple[list[str], str]:
         """The condition that the line exists, and lines before it."""
+        c = self.c
         *_, rows, columns = self.kernel.rows
         *_, high, long = self.kernel.matrix
         conditions = []
         if high % (self.kernel.col_count * self.apart * self._groups if self.apart else self.tiling.rows):
-            conditions.append(f"$row < {rows.size}")
+            conditions.append(f"{c.row} < {rows.size}")
         if long % self.tiling.columns:
-            conditions.append(f"$column < {columns.size}")
+            conditions.append(f"{c.column} < {columns.size}")
         test = self.reduction_loops.row_scope([], self._axes)
         conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
         return test.lines, " && ".join(conditions)
 
     @property
     def _axes(self) -> dict[Axis, str]:
+        c = self.c
         pieces, batches, rows, columns = self.kernel.rows
-        batch = "$batch" if batches.size > 1 else "0"
-        return {pieces: "0", batches: batch, rows: "$row", columns: "$column"}
+        batch = c.batch if batches.size > 1 else "0"
+        return {pieces: "0", batches: batch, rows: c.row, columns: c.column}
 
     def _phases(self) -> Iterable[str]:
+        c = self.c
         kernel, parts = self.kernel, self._parts
         lines, exists = self._existing()
         yield from lines
-        yield from [f"const bool $exists = {exists};"] if exists else ()
-        where = "if ($exists)" if exists else ""
+        yield from [f"const bool {c.exists} = {exists};"] if exists else ()
+        where = f"if ({c.exists})" if exists else ""
         ends = [store.value for store in (*kernel.row_stores, *kernel.stores)]
         ready = self.ready
         for number, reduction_loop in enumerate(kernel.reduction_loops):
@@ -131,8 +136,8 @@ class Lines:
         for store in kernel.row_stores:
             scope.lines.append(self.reduction_loops.stored(scope, store))
         if kernel.row_stores:
-            first = ["$exists"] if exists else []
-            first += [f"$lane < {32 // parts}"] if parts > 1 else []
+            first = [c.exists] if exists else []
+            first += [f"{c.lane} < {32 // parts}"] if parts > 1 else []
             yield from _inside(f"if ({' && '.join(first)})" if first else "", scope.lines)
         if kernel.stores:
             roots = [store.value for store in kernel.stores]
@@ -155,14 +160,15 @@ class Lines:
         stores: Sequence[Store],
         kept: Expr | None,
     ) -> list[str]:
+        c = self.c
         outer = self.reduction_loops.row_scope([*roots, *([] if kept is None else [kept])], self._axes)
-        sum_at = f"$at[$col * {self.apart * self.tiling.room_pitch}]" if self.apart else "$values[$col]"
-        lines = self.reduction_loops.column(outer, "$col", ready, reduction_loop, stores, kept, sum_at)
+        sum_at = f"{c.at}[{c.col} * {self.apart * self.tiling.room_pitch}]" if self.apart else f"{c.values}[{c.col}]"
+        lines = self.reduction_loops.column(outer, c.col, ready, reduction_loop, stores, kept, sum_at)
         unroll = f"#pragma unroll {_AT_ONCE}" if self.apart else "#pragma unroll"
         parts = self._parts
-        first, step = (f"$lane / {32 // parts}", f"$col += {parts}") if parts > 1 else ("0", "++$col")
-        head = f"for (int $col = {first}; $col < {self.kernel.col_count}; {step})"
-        return [*outer.lines, unroll, *block(head, [f"const float $sum = {sum_at};", *lines])]
+        first, step = (f"{c.lane} / {32 // parts}", f"{c.col} += {parts}") if parts > 1 else ("0", f"++{c.col}")
+        head = f"for (int {c.col} = {first}; {c.col} < {self.kernel.col_count}; {step})"
+        return [*outer.lines, unroll, *block(head, [f"const float {c.sum} = {sum_at};", *lines])]
 
 
 def _below(node: Expr) -> list[Expr]:

@@ -9,11 +9,11 @@ from itertools import groupby
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.guards import Guard, guarded_loads
 from fusepass.codegen.ir.index import axis_index
-from fusepass.codegen.render.cuda_frame import Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Frame, Number
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, Constant, block
 from fusepass.codegen.schedule.plan import Walk
 
 
@@ -120,25 +120,27 @@ def declare_one(frame: Frame, each: Ahead, array: str = "") -> str:
     return f"{kind} {each.name}{array}{' = {}' if each.guard else ''};"
 
 
-def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str | Constant, ahead: Sequence[Ahead]) -> None:
     """Declare and load for all steps; a step past the end loads what the last vector has."""
     scope.lines += [declare(frame, each) for each in ahead if not each.turn]
     first = [each for each in ahead if each.same]
     if first:
-        lines = _loads(frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else start, first)
+        lines = _loads(
+            frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else Number(start, ""), first
+        )
         scope.lines += ["{", *block("", lines)[1:]]
     fill_steps(frame, scope, tile, start, [each for each in ahead if not each.same])
 
 
-def fill_steps(frame: Frame, scope: Scope, tile: Tile, start: str, ahead: Sequence[Ahead]) -> None:
+def fill_steps(frame: Frame, scope: Scope, tile: Tile, start: str | Constant, ahead: Sequence[Ahead]) -> None:
     """Load for all steps into what is declared."""
-    number = frame.number(tile, start)
+    number: str | Number = frame.number(tile, start)
     if tile.tail and not tile.once:
         number = frame.clamped(tile, number)
     scope.lines += frame.unrolled(frame.u, frame.unroll, _loads(frame, scope, tile, number, ahead))
 
 
-def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[Ahead]) -> list[str]:
+def _loads(frame: Frame, scope: Scope, tile: Tile, number: str | Number, ahead: Sequence[Ahead]) -> list[str]:
     """The loads of vector `number`, with names of their own below `scope`."""
     inner = scope.child()
     frame.define_step(inner)
@@ -146,7 +148,7 @@ def _loads(frame: Frame, scope: Scope, tile: Tile, number: str, ahead: Sequence[
         frame.define_position(inner, tile, number)
     for turns in by_turns(ahead):
         load_turns(frame, inner, turns)
-    return without_unused(inner.lines)
+    return inner.lines
 
 
 def by_turns(ahead: Sequence[Ahead]) -> Iterator[list[Ahead]]:

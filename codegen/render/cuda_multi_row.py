@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_rows import RowValues
 from fusepass.codegen.render.cuda_states import State, exchange_places, name_results
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Constant, Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
 
 
@@ -58,13 +58,12 @@ class MultiRowWriter(CircularBufferWriter):
             row = f"fp::least({row}, {frame.kernel.row_count - self.schedule.width})"
         self.top.lines.append(f"{kind} {frame.row} = {row};")
 
-    def _row_in(self, scope: Scope, iteration: str) -> str:
+    def _row_in(self, scope: Scope, iteration: str) -> Constant:
         frame = self.frame
         name, row = frame.names.numbered("row_of_turn"), self._place_of_row(iteration)
         if self.partial:
             row = f"fp::least({row}, {frame.kernel.row_count - self.schedule.width})"
-        scope.lines.append(f"const {frame.index_type} {name} = {row};")
-        return name
+        return scope.constant(frame.index_type, name, row)
 
     def _loop_step(self, roots: Sequence[Expr], states: tuple[State, ...]) -> list[str]:
         # Values of the rows at hand are not those of a later strip's.

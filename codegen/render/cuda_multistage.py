@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import GROUP_SLICES, ConvolutionText
 from fusepass.codegen.render.cuda_definition import repair
-from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_multistage_copies import FIELDS, LAST, LOADS, SWAPS, MultistageCopies
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.spelling import Identifiers, block
@@ -31,24 +31,25 @@ def multistage_text(
 
 class _Writer(MultistageCopies):
     def write(self) -> ConvolutionText:
+        c = self.c
         plan, on = self.plan, self.on
         stride = plan.blocks // plan.channel_blocks
         group = [
-            f"float $sums[{on.pair}]{self._sums()} = {{}};",
-            "bool $last;",
+            f"float {c.sums}[{on.pair}]{self._sums()} = {{}};",
+            f"bool {c.last};",
             _ONCE,
             *block("do", self._piece())[:-1],
-            "} while (!$last);",
+            f"}} while (!{c.last});",
             *self._results(),
         ]
         if len(on.phases) > 1:
-            head = f"for (int $phase = 0; $phase < {len(on.phases)}; $phase += {on.pair})"
+            head = f"for (int {c.phase} = 0; {c.phase} < {len(on.phases)}; {c.phase} += {on.pair})"
             group = [_ONCE, *block(head, group)]
         else:
             group = block("", group)
             group[0] = "{"
         if self.states:
-            group += ["__syncthreads();", *self.states.end(self._from_row("$first_row"), self.end_channel)]
+            group += ["__syncthreads();", *self.states.end(self._from_row(c.first_row), self.end_channel)]
         body = [
             *self._places(),
             *(self.states.begin() if self.states else ()),
@@ -59,94 +60,103 @@ class _Writer(MultistageCopies):
             "",
             *self._fetch_piece(stride),
             "",
-            f"for (int $n = 0; $n < {plan.stages - 1}; ++$n) $fetch_piece();",
-            f"int $stage = 0, $slot = {plan.inputs - 1};",
-            f"for (int $number = {self._first_tile()}; $number < {self.tile_count}; $number += {stride}) {{",
-            *("    " + line for line in (*self.tile_place(), "int $piece = 0;", *group)),
+            f"for (int {c.n} = 0; {c.n} < {plan.stages - 1}; ++{c.n}) {c.fetch_piece}();",
+            f"int {c.stage} = 0, {c.slot} = {plan.inputs - 1};",
+            f"for (int {c.number} = {self._first_tile()}; {c.number} < {self.tile_count}; {c.number} += {stride}) {{",
+            *("    " + line for line in (*self.tile_place(), f"int {c.piece} = 0;", *group)),
             "}",
         ]
-        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+        return ConvolutionText(tuple(self._tables()), tuple(body))
 
     # ---- products
 
     def _piece(self) -> list[str]:
+        c = self.c
         plan = self.plan
-        advance = [f"$slot = $slot + 1 < {plan.inputs} ? $slot + 1 : 0;"]
+        advance = [f"{c.slot} = {c.slot} + 1 < {plan.inputs} ? {c.slot} + 1 : 0;"]
         if self.settles:
-            advance.append(f"$settle_input($inputs + $slot * {plan.chunk_floats});")
+            advance.append(f"{c.settle_input}({c.inputs} + {c.slot} * {plan.chunk_floats});")
         return [
-            f"const int* const $what = {self.pieces_name} + $piece++ * {FIELDS};",
+            f"const int* const {c.what} = {self.pieces_name} + {c.piece}++ * {FIELDS};",
             f"fp::await_copies<{plan.stages - 2}>();",
-            *block(f"if ($what[3] & {LOADS})", advance),
+            *block(f"if ({c.what}[3] & {LOADS})", advance),
             *(["fp::publish_to_products();"] if self.together else []),
             "__syncthreads();",
-            "$fetch_piece();",
+            f"{c.fetch_piece}();",
             *self._multiply(),
-            f"$stage = $stage + 1 < {plan.stages} ? $stage + 1 : 0;",
-            f"$last = $what[3] & {LAST};",
+            f"{c.stage} = {c.stage} + 1 < {plan.stages} ? {c.stage} + 1 : 0;",
+            f"{c.last} = {c.what}[3] & {LAST};",
         ]
 
     def _multiply(self) -> Iterable[str]:
-        plan, on = self.plan, self.on
-        yield f"const float* const $mine = $inputs + $slot * {plan.chunk_floats} + $lane % 4 * {on.pitch} + $lane / 4 * {self.anchor.step[-1]};"
+        c = self.c
+        plan, on, n = self.plan, self.on, Loop(c.n, COLUMNS)
+        yield f"const float* const {c.mine} = {c.inputs} + {c.slot} * {plan.chunk_floats} + {c.lane} % 4 * {on.pitch} + {c.lane} / 4 * {self.anchor.step[-1]};"
         if self.on.pair > 1:
-            yield f"if ($what[3] & {SWAPS}) fp::exchange($sums[0], $sums[1]);  // the sums that grow are always the first"
+            yield f"if ({c.what}[3] & {SWAPS}) fp::exchange({c.sums}[0], {c.sums}[1]);  // the sums that grow are always the first"
         first = f"{self._high()} * {plan.rows * SLICE_FLOATS} + " if plan.high > 1 else ""
         if self.together:
-            yield from self._multiply_together(f"$weights + ({first}$stage * {plan.piece_floats})")
+            yield from self._multiply_together(f"{c.weights} + ({first}{c.stage} * {plan.piece_floats})")
             return
-        yield f"const float* const $slices = $weights + $stage * {plan.piece_floats} + {first}$lane * 4;"
+        yield f"const float* const {c.slices} = {c.weights} + {c.stage} * {plan.piece_floats} + {first}{c.lane} * 4;"
         from_memory = [
-            "$b[$n][0] = $near[$groups[$h][$n]];",
-            f"$b[$n][1] = $near[$groups[$h][$n] + {4 * on.pitch}];",
+            f"{c.b}[{n}][0] = {c.near}[{c.groups}[{self.part}][{n}]];",
+            f"{c.b}[{n}][1] = {c.near}[{c.groups}[{self.part}][{n}] + {4 * on.pitch}];",
         ]
         multiply = "fp::multiply_rounded" if self.rounds else "fp::multiply_exactly"
         part = [
-            f"float $b[{COLUMNS}][2];",
-            *unrolled("$n", COLUMNS, from_memory),
-            f"{multiply}($sums[0][$h], $a, $b);",
+            f"float {c.b}[{COLUMNS}][2];",
+            *n.over(from_memory),
+            f"{multiply}({c.sums}[0][{self.part}], {c.a}, {c.b});",
         ]
         one = [
-            f"const float* const $a = $slices + $s * {plan.block_rows * SLICE_FLOATS};",
-            f"const float* const $near = $mine + {self.at_name}[$what[0] + $s];",
-            *unrolled("$h", plan.parts, part),
+            f"const float* const {c.a} = {c.slices} + {c.s} * {plan.block_rows * SLICE_FLOATS};",
+            f"const float* const {c.near} = {c.mine} + {self.at_name}[{c.what}[0] + {c.s}];",
+            *self.part.over(part),
         ]
         yield _ONCE
-        yield from block("for (int $s = 0; $s < $what[1]; ++$s)", one)
+        yield from block(f"for (int {c.s} = 0; {c.s} < {c.what}[1]; ++{c.s})", one)
 
     def _multiply_together(self, weights: str) -> Iterable[str]:
         """The products of a piece whose weights begin at `weights`, by four warps together."""
-        plan, far = self.plan, 4 * self.on.pitch
+        c = self.c
+        plan, far, n = self.plan, 4 * self.on.pitch, Loop(c.n, COLUMNS)
         from_memory = [
-            "$a[$h * 2 + $n / 2][$n % 2] = $near[$groups[$h][$n]];",
-            f"$a[$h * 2 + $n / 2][$n % 2 + 2] = $near[$groups[$h][$n] + {far}];",
+            f"{c.a}[{self.part} * 2 + {n} / 2][{n} % 2] = {c.near}[{c.groups}[{self.part}][{n}]];",
+            f"{c.a}[{self.part} * 2 + {n} / 2][{n} % 2 + 2] = {c.near}[{c.groups}[{self.part}][{n}] + {far}];",
         ]
         load = [
-            f"const float* const $near = $mine + {self.at_name}[$what[0] + $s];",
-            *unrolled("$h", plan.parts, unrolled("$n", COLUMNS, from_memory)),
+            f"const float* const {c.near} = {c.mine} + {self.at_name}[{c.what}[0] + {c.s}];",
+            *self.part.over(n.over(from_memory)),
         ]
-        yield from block(f"const auto $load = [&](float (&$a)[{2 * plan.parts}][4], int $s)", load)[:-1]
+        yield from block(f"const auto {c.load} = [&](float (&{c.a})[{2 * plan.parts}][4], int {c.s})", load)[:-1]
         yield "};"
-        yield f"const uint64_t $high = fp::tile_descriptor({weights}, 128, 256);"
+        yield f"const uint64_t {c.high} = fp::tile_descriptor({weights}, 128, 256);"
         units = plan.units * SLICE_FLOATS // 4  # of 16 bytes, from slice to slice
         if self.rounds:
-            yield f"fp::multiply_slices_rounded<{GROUP_SLICES}>($sums[0], $what[1], $high, {units}, $load);"
+            yield f"fp::multiply_slices_rounded<{GROUP_SLICES}>({c.sums}[0], {c.what}[1], {c.high}, {units}, {c.load});"
             return
-        low = f"$high + {plan.block_rows * SLICE_FLOATS // 4}"
-        yield f"fp::multiply_slices_exactly<{GROUP_SLICES}>($sums[0], $what[1], $high, {low}, {units}, $load);"
+        low = f"{c.high} + {plan.block_rows * SLICE_FLOATS // 4}"
+        yield f"fp::multiply_slices_exactly<{GROUP_SLICES}>({c.sums}[0], {c.what}[1], {c.high}, {low}, {units}, {c.load});"
 
     # ---- results
 
     def _results(self) -> Iterable[str]:
+        c = self.c
         plan, on = self.plan, self.on
         repaired: tuple[str, ...] = ()
         if not self.rounds:
-            each = [("$p", on.pair)] if self.together else [("$p", on.pair), ("$h", plan.parts)]
-            yield from self.finite("$sums[$p]" if self.together else "$sums[$p][$h]", each)
+            each = [self.phase] if self.together else [self.phase, self.part]
+            yield from self.finite(
+                f"{c.sums}[{self.phase}]" if self.together else f"{c.sums}[{self.phase}][{self.part}]", each
+            )
             repaired = tuple(repair(self))
-        done = "$sums[1 - $p]" if on.pair > 1 else "$sums[$p]"  # the second phase of a pair comes last
-        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>($room, {done}[$h][$m], $p);"
+        done = (
+            f"{c.sums}[1 - {self.phase}]" if on.pair > 1 else f"{c.sums}[{self.phase}]"
+        )  # the second phase of a pair comes last
+        staging = f"fp::stage<{on.pair}, {on.staged_pitch}>({c.room}, {done}[{self.part}][{self.rows}], {self.phase});"
         if self.together:
-            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>($room, {done}, $h * 2, $m, $p);"
-        sums = Sums(staging, plan.rows, plan.covered, self._first_group("$h"), repaired, "#pragma unroll 4")
-        yield from unrolled("$h", plan.parts, list(self.epilogue(sums)))
+            staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>({c.room}, {done}, {self.part} * 2, {self.rows}, {self.phase});"
+        group = self._first_group(str(self.part))
+        sums = Sums(staging, self.rows, plan.covered, group, repaired, "#pragma unroll 4", phase=self.phase)
+        yield from self.part.over(list(self.epilogue(sums)))

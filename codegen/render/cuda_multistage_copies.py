@@ -9,7 +9,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionWriter
-from fusepass.codegen.render.cuda_input import dot, quotient, remainder, table, unrolled
+from fusepass.codegen.render.cuda_input import Loop, dot, quotient, remainder, table
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
@@ -27,6 +27,7 @@ class MultistageCopies(ConvolutionWriter):
         super().__init__(kernel, program, plan, pointers, names)
         assert self.anchor.packed is not None
         self.plan: MultistageSchedule = plan
+        self.part = Loop(self.c.h, plan.parts)
         self.packed = program.buffer(self.anchor.packed)
         self.rounds, self.together = plan.precision is Precision.TF32, plan.on.warps > 1
         self.pieces = plan.pieces()
@@ -76,23 +77,24 @@ class MultistageCopies(ConvolutionWriter):
         return quotient("int(blockIdx.x)", self.plan.channel_blocks)
 
     def _places(self) -> Iterable[str]:
-        plan, on = self.plan, self.on
+        c = self.c
+        plan, on, n = self.plan, self.on, Loop(c.n, COLUMNS)
         weights = plan.stages * plan.piece_floats
         inputs = plan.inputs * plan.chunk_floats
-        yield "extern __shared__ __align__(16) unsigned char $pool[];"
-        yield "float* const $weights = reinterpret_cast<float*>($pool);"
-        yield f"float* const $inputs = $weights + {weights};"
-        yield "const int $lane = threadIdx.x % 32;"
-        yield "const int $warp = threadIdx.x / 32;"
-        yield f"float* const $room = $inputs + {inputs} + $warp * {ROWS * on.staged_pitch};"
+        yield f"extern __shared__ __align__(16) unsigned char {c.pool}[];"
+        yield f"float* const {c.weights} = reinterpret_cast<float*>({c.pool});"
+        yield f"float* const {c.inputs} = {c.weights} + {weights};"
+        yield f"const int {c.lane} = threadIdx.x % 32;"
+        yield f"const int {c.warp} = threadIdx.x / 32;"
+        yield f"float* const {c.room} = {c.inputs} + {inputs} + {c.warp} * {ROWS * on.staged_pitch};"
         yield from self.channel_group()
-        yield f"const int $first_row = {self.part_of_group}{self._times(plan.block_rows)};"
-        yield f"const int $first_channel = {self._from_row(f'($first_row + {self._high()} * {plan.rows})')};"
+        yield f"const int {c.first_row} = {self.part_of_group}{self._times(plan.block_rows)};"
+        yield f"const int {c.first_channel} = {self._from_row(f'({c.first_row} + {self._high()} * {plan.rows})')};"
         yield "// where the columns of this warp begin in the tile, 8 positions each"
-        yield f"int $groups[{plan.parts}][{COLUMNS}];"
-        place = self.group_place(f"({self._first_group('$h')} + $n)")
-        columns = unrolled("$n", COLUMNS, [f"$groups[$h][$n] = {place};"])
-        yield from unrolled("$h", plan.parts, columns)
+        yield f"int {c.groups}[{plan.parts}][{COLUMNS}];"
+        place = self.group_place(f"({self._first_group(str(self.part))} + {n})")
+        columns = n.over([f"{c.groups}[{self.part}][{n}] = {place};"])
+        yield from self.part.over(columns)
 
     def _times(self, factor: int) -> str:
         return f" * {factor}" if self.plan.channel_blocks > self.anchor.groups else ""
@@ -108,14 +110,16 @@ class MultistageCopies(ConvolutionWriter):
 
     def _high(self) -> str:
         """The place of a warp along the output channels; warps that multiply together share theirs."""
+        c = self.c
         if not self.together:
-            return remainder("$warp", self.plan.high)
-        return quotient("$warp", WARPS // self.plan.high) if self.plan.high > 1 else "0"
+            return remainder(c.warp, self.plan.high)
+        return quotient(c.warp, WARPS // self.plan.high) if self.plan.high > 1 else "0"
 
     def _first_group(self, part: str) -> str:
-        warp = quotient("$warp", self.plan.high)
+        c = self.c
+        warp = quotient(c.warp, self.plan.high)
         if self.together:
-            warp = "$warp" if self.plan.high == 1 else remainder("$warp", WARPS // self.plan.high)
+            warp = c.warp if self.plan.high == 1 else remainder(c.warp, WARPS // self.plan.high)
         if self.plan.parts == 1:
             return f"{warp} * {COLUMNS}"
         return f"({warp} * {self.plan.parts} + {part}) * {COLUMNS}"
@@ -127,71 +131,85 @@ class MultistageCopies(ConvolutionWriter):
 
         Where warps multiply together, all high parts of a slice come before its low ones.
         """
+        c = self.c
         plan, rows = self.plan, self.packed.shape[0] // self.anchor.groups
         slices = max(self.anchor.parts, 1)  # of 512 bytes, for 16 output channels and one kernel position
         each, chunk = self.packed.strides[0] // SLICE_FLOATS, slices * plan.depth * self._positions()
-        row = f"$first_row + {remainder('$i', plan.block_rows)}"
+        row = f"{c.first_row} + {remainder(c.i, plan.block_rows)}"
         if rows % plan.block_rows:  # what lies past the end is computed of other numbers and not stored
             row = f"{row} < {rows - 1} ? {row} : {rows - 1}"
-        place = f"{self.index_type}({self.of_group('$row', rows)}) * {each} + $chunk * {chunk}"
-        place += f" + {self.from_name}[$first + {quotient('$i', plan.units)}]{f' * {slices}' if slices > 1 else ''}"
+        place = f"{self.index_type}({self.of_group(c.row, rows)}) * {each} + {c.chunk} * {chunk}"
+        place += f" + {self.from_name}[{c.first} + {quotient(c.i, plan.units)}]{f' * {slices}' if slices > 1 else ''}"
         if slices > 1:
-            place += f" + $i / {plan.block_rows} % {slices}"
+            place += f" + {c.i} / {plan.block_rows} % {slices}"
         copy = [
-            f"const int $row = {row};",
-            f"const {self.index_type} $from = ({place}) * {SLICE_FLOATS} + $lane * 4;",
-            f"fp::begin_copy_bytes<16>($to + $i * {SLICE_FLOATS} + $lane * 4, {self.pointers[self.packed.name]} + $from, 16);",
+            f"const int {c.row} = {row};",
+            f"const {self.index_type} {c.from_} = ({place}) * {SLICE_FLOATS} + {c.lane} * 4;",
+            f"fp::begin_copy_bytes<16>({c.to} + {c.i} * {SLICE_FLOATS} + {c.lane} * 4, {self.pointers[self.packed.name]} + {c.from_}, 16);",
         ]
         yield "// begins to fetch slices of weights"
-        head = "const auto $fetch_weights = [&](int $first, int $count, int $chunk, float* $to)"
-        yield from block(head, block(f"for (int $i = $warp; $i < $count * {plan.units}; $i += {WARPS})", copy))[:-1]
+        head = f"const auto {c.fetch_weights} = [&](int {c.first}, int {c.count}, int {c.chunk}, float* {c.to})"
+        yield from block(
+            head, block(f"for (int {c.i} = {c.warp}; {c.i} < {c.count} * {plan.units}; {c.i} += {WARPS})", copy)
+        )[:-1]
         yield "};"
 
     def _fetch_input(self) -> Iterable[str]:
         """How the input of a chunk below a tile is fetched, and settled once it is there, by the thread that fetched it."""
+        c = self.c
         plan, strides = self.plan, self.source.strides
         channels = plan.depth * DEPTH
-        lines, real, index = self.input_place("$i")
-        exists = "$real" if plan.chunks * channels == self.ins else f"$real && $from_channel + $channel < {self.ins}"
-        offset = f"$from + {self.index_type}($from_channel + $channel) * {strides[1]}"
-        over_channels = f"for (int $channel = 0; $channel < {channels}; ++$channel)"
+        lines, real, index = self.input_place(c.i)
+        exists = (
+            c.real if plan.chunks * channels == self.ins else f"{c.real} && {c.from_channel} + {c.channel} < {self.ins}"
+        )
+        offset = f"{c.from_} + {self.index_type}({c.from_channel} + {c.channel}) * {strides[1]}"
+        over_channels = f"for (int {c.channel} = 0; {c.channel} < {channels}; ++{c.channel})"
         lines += [
-            f"const bool $real = {real};",
-            f"const {self.index_type} $from = {index};",
+            f"const bool {c.real} = {real};",
+            f"const {self.index_type} {c.from_} = {index};",
             "#pragma unroll 8",
             *block(
                 over_channels,
                 [
-                    f"const bool $there = {exists};",
-                    f"const auto* const $source = {self.pointers[self.source.name]} + ($there ? {offset} : 0);",
-                    self.copy_input(f"$to + {self.in_tile('$channel')}", "$source", "$there"),
+                    f"const bool {c.there} = {exists};",
+                    f"const auto* const {c.source} = {self.pointers[self.source.name]} + ({c.there} ? {offset} : 0);",
+                    self.copy_input(f"{c.to} + {self.in_tile(c.channel)}", c.source, c.there),
                 ],
             ),
         ]
         yield "// begins to fetch the input of a chunk below a tile, zeros where there is none"
-        inner = [*self.tile_place(), f"const int $from_channel = $chunk * {channels};", *block(self.copies, lines)]
-        yield from block("const auto $fetch_input = [&](int $number, int $chunk, float* $to)", inner)[:-1]
+        inner = [
+            *self.tile_place(),
+            f"const int {c.from_channel} = {c.chunk} * {channels};",
+            *block(self.copies, lines),
+        ]
+        yield from block(f"const auto {c.fetch_input} = [&](int {c.number}, int {c.chunk}, float* {c.to})", inner)[:-1]
         yield "};"
-        settle = "const auto $settle_input = [&](float* $to)"
-        yield from self.settling(settle, "$to", over_channels, "#pragma unroll 8")
+        settle = f"const auto {c.settle_input} = [&](float* {c.to})"
+        yield from self.settling(settle, c.to, over_channels, "#pragma unroll 8")
 
     def _fetch_piece(self, stride: int) -> Iterable[str]:
         """How the next piece is fetched; there is a group of copies even where there is none, so that they can be counted."""
+        c = self.c
         plan = self.plan
         ready = [
-            f"const int* const $what = {self.pieces_name} + $piece_ahead * {FIELDS};",
-            f"$fetch_weights($what[0], $what[1], $what[2], $weights + $stage_ahead * {plan.piece_floats});",
+            f"const int* const {c.what} = {self.pieces_name} + {c.piece_ahead} * {FIELDS};",
+            f"{c.fetch_weights}({c.what}[0], {c.what}[1], {c.what}[2], {c.weights} + {c.stage_ahead} * {plan.piece_floats});",
             *block(
-                f"if ($what[3] & {LOADS})",
+                f"if ({c.what}[3] & {LOADS})",
                 [
-                    f"$fetch_input($tile_ahead, $what[2], $inputs + $slot_ahead * {plan.chunk_floats});",
-                    f"$slot_ahead = $slot_ahead + 1 < {plan.inputs} ? $slot_ahead + 1 : 0;",
+                    f"{c.fetch_input}({c.tile_ahead}, {c.what}[2], {c.inputs} + {c.slot_ahead} * {plan.chunk_floats});",
+                    f"{c.slot_ahead} = {c.slot_ahead} + 1 < {plan.inputs} ? {c.slot_ahead} + 1 : 0;",
                 ],
             ),
-            f"$stage_ahead = $stage_ahead + 1 < {plan.stages} ? $stage_ahead + 1 : 0;",
-            *block(f"if (++$piece_ahead == {len(self.pieces)})", ["$piece_ahead = 0;", f"$tile_ahead += {stride};"]),
+            f"{c.stage_ahead} = {c.stage_ahead} + 1 < {plan.stages} ? {c.stage_ahead} + 1 : 0;",
+            *block(
+                f"if (++{c.piece_ahead} == {len(self.pieces)})",
+                [f"{c.piece_ahead} = 0;", f"{c.tile_ahead} += {stride};"],
+            ),
         ]
-        yield f"int $tile_ahead = {self._first_tile()}, $piece_ahead = 0, $stage_ahead = 0, $slot_ahead = 0;"
-        lines = [*block(f"if ($tile_ahead < {self.tile_count})", ready), "fp::end_copies();"]
-        yield from block("const auto $fetch_piece = [&]()", lines)[:-1]
+        yield f"int {c.tile_ahead} = {self._first_tile()}, {c.piece_ahead} = 0, {c.stage_ahead} = 0, {c.slot_ahead} = 0;"
+        lines = [*block(f"if ({c.tile_ahead} < {self.tile_count})", ready), "fp::end_copies();"]
+        yield from block(f"const auto {c.fetch_piece} = [&]()", lines)[:-1]
         yield "};"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
-from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_positions import PositionWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -23,52 +23,58 @@ def store_neighbours(
     known: Sequence[tuple[Expr, str]] = (),
 ) -> list[str]:
     """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time; the first 8 of its positions are the
-    `group`-th ones. All threads of the warp do what comes `ahead` of a ``$row``; by default what is `known` there are the results.
+    `group`-th ones. All threads of the warp do what comes `ahead` of a ``row``; by default what is `known` there are the results.
     """
+    c = writer.c
     on = writer.on
     lanes = 32 * on.pair // width  # of a row
     together = 32 // lanes  # rows
-    first = f"$lane % {lanes} * {width}"
-    row = f"$down * {together} + $lane / {lanes}" if together > 1 else "$down"
+    down = Loop(c.down, ROWS // together)
+    first = f"{c.lane} % {lanes} * {width}"
+    row = f"{down} * {together} + {c.lane} / {lanes}" if together > 1 else str(down)
     places, inside = writer.position(group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
-    place = [f"const int $row = {row};", f"const int $channel = $first_channel + $m * {ROWS} + $row;"]
-    room = f"$room[$row * {on.staged_pitch} + {first}]"
+    place = [
+        f"const int {c.row} = {row};",
+        f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
+    ]
+    room = f"{c.room}[{c.row} * {on.staged_pitch} + {first}]"
     stored = _row(writer, room, width, writer.sizes[1] != covered, known)
     if ahead:
         rows = [*place, *ahead, *block(f"if ({inside})", stored)]
-        return [*places, *unrolled("$down", ROWS // together, rows, pragma)]
-    return [*places, *block(f"if ({inside})", unrolled("$down", ROWS // together, [*place, *stored], pragma))]
+        return [*places, *down.over(rows, pragma)]
+    return [*places, *block(f"if ({inside})", down.over([*place, *stored], pragma))]
 
 
 def _row(writer: PositionWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
-    """The neighbours from the result in scope on, of ``$channel``, which may not exist where there are only `some`."""
-    kernel, names = writer.kernel, ("$sample", "$channel", *writer.axes)
+    """The neighbours from the result in scope on, of ``channel``, which may not exist where there are only `some`."""
+    c = writer.c
+    kernel, names = writer.kernel, (c.sample, c.channel, *writer.axes)
     each, where = Scope(writer.printer), Scope(writer.printer)
-    for scope, last in ((each, "$near"), (where, names[-1])):
+    for scope, last in ((each, c.near), (where, names[-1])):
         for axis, text in zip(dimensions(kernel), (*names[:-1], last), strict=True):
             scope.define_axis(axis, text)
     values = [store.value for store in kernel.stores]
-    for node, text in known or [(node, "$sum") for node in walk(*values) if isinstance(node, ReductionResult)]:
+    for node, text in known or [(node, c.sum) for node in walk(*values) if isinstance(node, ReductionResult)]:
         each.bind(node, text)
     writer.printer.expect(values)
+    element = Loop(c.e, width)
     begin, end = [], []
     for number, store in enumerate(kernel.stores):
         dtype = writer.program.buffer(store.buffer).dtype
-        kind, found = f"fp::Vec<{C_TYPES[dtype]}, {width}>", f"$found_{number}"
+        kind, found = f"fp::Vec<{C_TYPES[dtype]}, {width}>", c.named(f"found_{number}")
         value = bare(each.value(store.value))
         value = value if store.value.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({value})"
         begin.append(f"{kind} {found};")
-        each.lines.append(f"{found}[$e] = {value};")
+        each.lines.append(f"{found}[{element}] = {value};")
         end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")
-    place = (
-        [f"const {writer.index_type} $near = {names[-1]} + $e;"] if any("$near" in line for line in each.lines) else []
-    )
-    own = [*place, "const float $sum = $numbers[$e];", *each.lines]
+    near = f"const {writer.index_type} {c.near} = {names[-1]} + {element};"
+    place = [near] if each.reads(dimensions(kernel)[-1]) else []
+    own = [*place, f"const float {c.sum} = {c.numbers}[{element}];", *each.lines]
     lines = [
-        f"const auto $numbers = fp::as_vector<{width}>({room});",
+        f"const auto {c.numbers} = fp::as_vector<{width}>({room});",
         *begin,
-        *unrolled("$e", width, own),
+        *element.over(own),
         *where.lines,
         *end,
     ]
-    return block(f"if ($channel < {writer.sizes[1]})", lines) if some else lines
+    return block(f"if ({c.channel} < {writer.sizes[1]})", lines) if some else lines

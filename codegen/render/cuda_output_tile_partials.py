@@ -72,8 +72,7 @@ class OutputTilePartials:
         """The lines that store the first thread's states."""
         scope, place = self.frame.top.child(), self.frame.output_tile
         assert place is not None
-        piece = self.frame.names.numbered("piece")
-        scope.lines.append(f"const int {piece} = {place.number};")
+        piece = scope.constant("int", self.frame.names.numbered("piece"), place.number)
         scope.define_axis(self.partials.pieces, piece)
         states = {name: f"{place}[threadIdx.x]" for name, place in places.items()}
         store_partials(self.partials, self.frame.pointers, scope, states)

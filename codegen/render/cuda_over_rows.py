@@ -3,7 +3,7 @@ ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.dataflow import always_loaded
@@ -45,7 +45,7 @@ class OverRows:
             start = f"{pool} + {used}" if used else pool
             yield f"{kind}* const {place} = reinterpret_cast<{kind}*>({start});"
             used += room_of_states(reduction, self.frame.schedule.groups * self.frame.kernel.col_count)
-        yield from self._for_each_of_own([f"{place}[$] = {{}};" for place in self._places])
+        yield from self._for_each_of_own(lambda at: [f"{place}[{at}] = {{}};" for place in self._places])
 
     def begin_iteration(self) -> None:
         """Print what is the same for a row: where it is, where the next one is, and what is loaded of it."""
@@ -58,7 +58,7 @@ class OverRows:
                 f"const {kind} {place} = {self._iteration} + {frame.group};",
                 f"const bool {frame.live} = {place} < {end};",
             ]
-        here = frame.constant("row", f"fp::least({place}, {end} - 1)" if plan.groups > 1 else place)
+        here = frame.read_constant("row", f"fp::least({place}, {end} - 1)" if plan.groups > 1 else place)
         frame.top.define_axis(row, here)
         frame.top.lines.append(f"const {kind} {self._next} = fp::least({place} + {plan.groups}, {end} - 1);")
         always = {id(load): load for root in frame.kernel.roots for load in always_loaded(root)}
@@ -101,10 +101,7 @@ class OverRows:
         frame, plan = self.frame, self.frame.schedule
         steps = f"[{plan.unroll}]" if plan.unroll > 1 else ""
         states = [f"{kind} {name}{steps}[{plan.width}];" for kind, name in zip(self._kinds, self._states, strict=True)]
-        left = [
-            f"{place}[$].merge({self._of_element(name)});"
-            for place, name in zip(self._places, self._states, strict=True)
-        ]
+        pairs = list(zip(self._places, self._states, strict=True))
         kind, several, end = frame.index_type, frame.names.exact("several"), frame.names.exact("end_of_several")
         rows = TOGETHER * plan.groups
         inner = (
@@ -114,7 +111,9 @@ class OverRows:
             *states,
             f"const {kind} {end} = fp::least({several} + {rows}, {frame.end_of_piece});",
             *block(inner, iteration),
-            *self._for_each_of_own(left),
+            *self._for_each_of_own(
+                lambda at: [f"{place}[{at}].merge({self._of_element(name)});" for place, name in pairs]
+            ),
         ]
         outer = f"for ({kind} {several} = {frame.first_row}; {several} < {frame.end_of_piece}; {several} += {rows})"
         return [*before, *self._first, *block(outer, lines), *self._left()]
@@ -167,12 +166,12 @@ class OverRows:
         step = f"[{frame.u}]" if plan.unroll > 1 else ""
         return f"{name}{step}[{frame.v if plan.width > 1 else 0}]"
 
-    def _for_each_of_own(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for each of a thread's columns, whose place in shared memory is ``$``: those of a group's columns lie together."""
+    def _for_each_of_own(self, lines: Callable[[str], Sequence[str]]) -> list[str]:
+        """`lines` for each of a thread's columns, of its place in shared memory: those of a group's columns lie together."""
         frame, plan, tile = self.frame, self.frame.schedule, self.frame.tile
         number = frame.number(tile, tile.start)
-        column = f"({number}) * {plan.width} + {frame.v}" if plan.width > 1 else number
+        column = f"({number}) * {plan.width} + {frame.v}" if plan.width > 1 else str(number)
         place = f"{frame.group} * {frame.kernel.col_count} + {column}" if plan.groups > 1 else column
-        lines = frame.unrolled(frame.v, plan.width, [line.replace("$", place) for line in lines])
-        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
-        return frame.unrolled(frame.u, plan.unroll, lines)
+        each = frame.unrolled(frame.v, plan.width, lines(place))
+        each = block(f"if ({number} < {tile.end})", each) if tile.tail else each
+        return frame.unrolled(frame.u, plan.unroll, each)

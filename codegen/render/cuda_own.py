@@ -8,17 +8,17 @@ that a warp goes over in a tile; then the threads that have the same channels me
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Kernel, Reduction
-from fusepass.codegen.render.cuda_input import unrolled
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_partials import PositionStates, state_type
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import bare, block
+from fusepass.codegen.render.spelling import Locals, bare, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 
 
@@ -26,6 +26,8 @@ class OwnWriter(Protocol):
     """The writer of a kernel whose threads may keep their sums."""
 
     kernel: Kernel
+    c: Locals
+    first_channel: str
     printer: Printer
     sizes: list[int]
 
@@ -52,32 +54,32 @@ class OwnWriter(Protocol):
 
 @dataclass(frozen=True)
 class Held:
-    """How the threads of a warp have its sums in registers; ``$k`` counts a thread's channels, ``$t`` its positions.
+    """How the threads of a warp have its sums in registers.
 
     Attributes:
         channels, positions: of a thread.
-        row: the place of a channel among those of the warp.
-        at: a sum.
+        row: the place of a thread's channel, of that number, among those of the warp.
+        at: the sum of a channel and a position, by their numbers.
         states: the type of what a thread finds of its values, of a type of states and a number of channels.
-        push: adds values to these: the call, of which the arguments are missing, with a place for whether all are real.
+        push: adds values to these: the call, of which the arguments are missing, by whether all are real.
         leave: the call that adds these to the warp's.
         sums: the argument of `push` that has the values.
-        staging: the statement that lays the values of the ``$m``-th 16 channels out.
+        staging: the statement that lays the values of the ``m``-th 16 channels out.
     """
 
     channels: int
     positions: int
-    row: str
-    at: str
+    row: Callable[[str], str]
+    at: Callable[[str, str], str]
     states: str
-    push: str
+    push: Callable[[str], str]
     leave: str
     sums: str
     staging: str
 
 
 class OwnValues:
-    """The lines of such a kernel; ``$word`` in them is a name of the kernel's writer."""
+    """The lines of such a kernel; ``word`` in them is a name of the kernel's writer."""
 
     def __init__(self, writer: OwnWriter, held: Held) -> None:
         self.writer, self.kernel, self.held = writer, writer.kernel, held
@@ -88,61 +90,69 @@ class OwnValues:
     def begin(self) -> Iterable[str]:
         """The states of reductions, for the positions of a tile."""
         for number, reduction in enumerate(self.reductions):
-            yield f"{self.held.states}<{state_type(reduction)}, {self.held.channels}> {_own(number)};"
+            yield f"{self.held.states}<{state_type(reduction)}, {self.held.channels}> {self._state(number)};"
 
     def use(self, sums: Sums) -> Iterable[str]:
-        """Reduces and stores what becomes of ``$sums``."""
+        """Reduces and stores what becomes of ``sums``."""
         plain = any(store.value is not self.value for store in self.kernel.stores)
         if plain:
             yield from self._stored(replace(sums, staging=self.writer.own_staging(sums), repair=()))
         yield from self._values()
         if self.reductions:
             yield from self.writer.over_positions(sums, [])
-            yield from self.pushed("$inside[0]", "0xffffffffu")
+            yield from self.pushed(f"{self.writer.c.inside}[0]", "0xffffffffu")
         if self.kernel.stores and not plain:
             yield from self._stored(replace(sums, staging=self.held.staging, repair=()))
 
     def reduced(self, inside: str, whole: str) -> Iterable[str]:
-        """Reduces what becomes of ``$sums``, at positions of which `inside` has a bit; where these are `whole`, all are results."""
+        """Reduces what becomes of ``sums``, at positions of which `inside` has a bit; where these are `whole`, all are results."""
         yield from self._values()
         yield from self.pushed(inside, whole)
 
     def pushed(self, inside: str, whole: str) -> Iterable[str]:
         """Adds the values to what was found."""
         for every, head in (("true", f"if ({inside} == {whole})"), ("false", "} else")):
-            push = self.held.push.format(every)
-            pushed = [f"{push}({_own(number)}, {self.held.sums}, {inside});" for number in range(len(self.reductions))]
+            push = self.held.push(every)
+            pushed = [
+                f"{push}({self._state(number)}, {self.held.sums}, {inside});" for number in range(len(self.reductions))
+            ]
             yield from block(head, pushed)[: -1 if every == "true" else None]
 
     def end(self) -> Iterable[str]:
         """Adds what was found in a tile to the warp's states."""
         for number in range(len(self.reductions)):
             assert self.writer.states is not None
-            yield f"{self.held.leave}({self.writer.states.of_iteration(number)}, {_own(number)});"
+            yield f"{self.held.leave}({self.writer.states.of_iteration(number)}, {self._state(number)});"
+
+    def _state(self, number: int) -> str:
+        """What a thread finds for the reduction of that number."""
+        return self.writer.c.named(f"own_{number}")
 
     def _values(self) -> Iterable[str]:
         """Puts values in the place of sums."""
+        c = self.writer.c
         factor, scaled = self.writer.factors()
-        at, positions = self.held.at, self.held.positions
+        channel, position = Loop(c.k, self.held.channels), Loop(c.t, self.held.positions)
+        at = self.held.at(str(channel), str(position))
         shared = Scope(self.writer.printer)
-        for axis, text in zip(self.kernel.rows, ("$sample", "$channel"), strict=False):
+        for axis, text in zip(self.kernel.rows, (c.sample, c.channel), strict=False):
             shared.define_axis(axis, text)
         self.writer.printer.expect([self.value])
         each = shared.child()
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
-                each.bind(node, "$sum")
+                each.bind(node, c.sum)
         value = bare(each.value(self.value))
         lines = [
-            f"const int $row = {self.held.row}, $channel = $first_channel + $row;",
+            f"const int {c.row} = {self.held.row(str(channel))}, {c.channel} = {self.writer.first_channel} + {c.row};",
             *factor,
             *shared.lines,
-            *unrolled("$t", positions, [f"float $sum = {at};", f"$sum = {scaled};", *each.lines, f"{at} = {value};"]),
+            *position.over([f"float {c.sum} = {at};", f"{c.sum} = {scaled};", *each.lines, f"{at} = {value};"]),
         ]
         sizes = self.writer.sizes
         if sizes[1] != self.writer.plan.covered:
-            lines[1:] = block(f"if ($channel < {sizes[1]})", lines[1:])
-        yield from unrolled("$k", self.held.channels, lines)
+            lines[1:] = block(f"if ({c.channel} < {sizes[1]})", lines[1:])
+        yield from channel.over(lines)
 
     def _stored(self, sums: Sums) -> Iterable[str]:
         """Stores what `sums` lay out, as a kernel would whose results these are."""
@@ -152,7 +162,3 @@ class OwnValues:
         copying.kernel = replace(self.kernel, stores=stores, partials=None)
         copying.__dict__["states"] = None
         return copying.stored_own(sums)
-
-
-def _own(number: int) -> str:
-    return f"$own_{number}"

@@ -27,31 +27,34 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
 
     @abc.abstractmethod
     def _fetch_tile(self) -> Iterable[str]:
-        """``$fetch``, which begins to fetch the input below a tile."""
+        """``fetch``, which begins to fetch the input below a tile."""
 
     def fetched_input(self) -> Iterable[str]:
         """The same for tiles that stay as they are: all channels, zeros where there is no input."""
+        c = self.c
         strides = self.source.strides
-        lines, real, index = self.input_place("$i")
-        source = f"{self.pointers[self.source.name]} + ($real ? $from + {self.index_type}($channel) * {strides[1]} : 0)"
+        lines, real, index = self.input_place(c.i)
+        source = f"{self.pointers[self.source.name]} + ({c.real} ? {c.from_} + {self.index_type}({c.channel}) * {strides[1]} : 0)"
         lines += [
-            f"const bool $real = {real};",
-            f"const {self.index_type} $from = {index};",
+            f"const bool {c.real} = {real};",
+            f"const {self.index_type} {c.from_} = {index};",
             UNROLL,
             *block(
-                self.over_channels_of_input, [self.copy_input(f"$to + {self.in_tile('$channel')}", source, "$real")]
+                self.over_channels_of_input, [self.copy_input(f"{c.to} + {self.in_tile(c.channel)}", source, c.real)]
             ),
         ]
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block(
-            "const auto $fetch = [&](int $number, float* $to)", [*self.tile_place(), *block(self.copies, lines)]
+            f"const auto {c.fetch} = [&](int {c.number}, float* {c.to})",
+            [*self.tile_place(), *block(self.copies, lines)],
         )[:-1]
         yield "};"
 
     @property
     def over_channels_of_input(self) -> str:
         """The head of a loop."""
-        return f"for (int $channel = 0; $channel < {self.ins}; ++$channel)"
+        c = self.c
+        return f"for (int {c.channel} = 0; {c.channel} < {self.ins}; ++{c.channel})"
 
     def text(
         self,
@@ -75,7 +78,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
             "",
             *tiles,
         ]
-        return ConvolutionText(tuple(self._tables()), tuple(map(self.named, body)))
+        return ConvolutionText(tuple(self._tables()), tuple(body))
 
     def _over_tiles(
         self,
@@ -89,22 +92,23 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
         """A block takes one tile after another: `ready` makes of what is there what `work` takes.
 
         With two `buffers`, of type `pointer`, the next tile is fetched meanwhile; so it is where `ready` leaves nothing of a tile that
-        is needed: then `behind` follows it. With several `teams`, groups of four warps, each takes tiles of its own, and ``$team`` is its number.
+        is needed: then `behind` follows it. With several `teams`, groups of four warps, each takes tiles of its own, and ``team`` is its number.
         """
+        c = self.c
         blocks = self.plan.channel_blocks
         each = self.plan.blocks // blocks
         stride, first, meet = each, quotient("int(blockIdx.x)", blocks), "__syncthreads();"
         if teams > 1:
-            stride, first, meet = each * teams, f"{first} + $team * {each}", "fp::meet_group();"
-        into = "$next" if buffers == 2 else "$tile"
+            stride, first, meet = each * teams, f"{first} + {c.team} * {each}", "fp::meet_group();"
+        into = c.next if buffers == 2 else c.tile
         ahead = [
-            *block(f"if ($number + {stride} < {self.tile_count})", [f"$fetch($number + {stride}, {into});"]),
+            *block(f"if ({c.number} + {stride} < {self.tile_count})", [f"{c.fetch}({c.number} + {stride}, {into});"]),
             "fp::end_copies();",
         ]
-        fetch = "$fetch($number, $tile);"
+        fetch = f"{c.fetch}({c.number}, {c.tile});"
         whole = teams == 1 or self.tile_count >= stride
-        now = [fetch if whole else f"if ($number < {self.tile_count}) {fetch}", "fp::end_copies();"]
-        exchange = [f"{pointer} const $done = $tile;", "$tile = $next;", "$next = $done;"]
+        now = [fetch if whole else f"if ({c.number} < {self.tile_count}) {fetch}", "fp::end_copies();"]
+        exchange = [f"{pointer} const {c.done} = {c.tile};", f"{c.tile} = {c.next};", f"{c.next} = {c.done};"]
         double, early = buffers == 2, behind is not None
         fetched = [*ahead, "fp::await_copies<1>();"] if double else [*([] if early else now), "fp::await_copies<0>();"]
         loop = [
@@ -116,11 +120,11 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
             *self.tile_place(),
             *work,
             meet,
-            *(self.states.end("$first_channel", self.end_channel) if self.states else ()),
+            *(self.states.end(c.first_channel, self.end_channel) if self.states else ()),
             *(exchange if double else []),
         ]
-        yield f"int $number = {first};"
+        yield f"int {c.number} = {first};"
         yield from now if double or early else ()
         if teams > 1:  # what the block has in common is there for all of its groups
             yield from ("fp::end_copies();", "fp::await_copies<0>();", *ready, "__syncthreads();")
-        yield from block(f"for (; $number < {self.tile_count}; $number += {stride})", loop)
+        yield from block(f"for (; {c.number} < {self.tile_count}; {c.number} += {stride})", loop)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fusepass.codegen.render.cuda_tile import Arranged
 from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import Constant
 from fusepass.codegen.schedule.plan import Schedule
 
 
@@ -24,8 +25,8 @@ class OutputTilePlace:
         above: how many of a thread's first rows are those of the thread above, too.
     """
 
-    first_image: str
-    image: str
+    first_image: Constant
+    image: Constant
     first_plane: str
     first_row: str
     first_column: str
@@ -51,9 +52,15 @@ class OutputTilePlace:
 
 
 def output_tile_place(
-    arranged: Arranged, plan: Schedule, top: Scope, number: str, constant: Callable[[str, str], str]
+    arranged: Arranged,
+    plan: Schedule,
+    top: Scope,
+    number: str,
+    constant: Callable[[str, str], str],
+    read_constant: Callable[[str, Callable[[], str] | str], Constant],
 ) -> OutputTilePlace:
-    """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value."""
+    """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value, and `read_constant` one
+    that is declared if anything reads it."""
     y, x = arranged.image
     groups, cols = plan.groups // plan.planes // plan.parts, plan.lanes * plan.width
     image, first_row, first_column, row_in_tile, plane = number, "0", "0", "", ""
@@ -98,15 +105,14 @@ def output_tile_place(
         image = f"{image} * {plan.planes}"
         which = f"{down} / {groups}" + (f" % {plan.planes}" if plan.parts > 1 else "")
         plane = constant("plane", which)
-    first_image = constant("first_image", image)
-    image = first_image
+    first_image = at_image = read_constant("first_image", image)
     if arranged.row is not None:
-        image = constant("row", f"{first_image} + {plane}" if plane else first_image)
-        top.define_axis(arranged.row, image)
+        at_image = read_constant("row", lambda: f"{first_image} + {plane}" if plane else str(first_image))
+        top.define_axis(arranged.row, at_image)
     in_output_tile = column_in_tile if parts > 1 else column
     return OutputTilePlace(
         first_image,
-        image,
+        at_image,
         first_plane,
         first_row,
         first_column,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.render.cuda_input import UNROLL, TileWriter, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_input import UNROLL, Loop, TileWriter, quotient, remainder
 from fusepass.codegen.render.cuda_sectors import own_sectors
 from fusepass.codegen.render.spelling import bare
 
@@ -16,35 +16,37 @@ class Sums:
     """Where the writer of results finds them.
 
     Attributes:
-        staging: the statement that lays the sums of phase ``$p``, or of all phases of a pair, and 16 channels, the ``$m``-th ones, out in
-            ``$room``; nothing where `repair` computes all results.
-        rows: how many times 16 channels there are.
+        staging: the statement that lays the sums of a `phase`, or of all phases of a pair, and of 16 channels, those at hand in `rows`, out in
+            ``room``; nothing where `repair` computes all results.
+        rows: the loop over 16 channels after another.
         covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
-        repair: lines before the results of a position are taken, of which ``$row`` says the channel.
+        repair: lines before the results of a position are taken, of which ``row`` says the channel.
         unroll: the pragma of the loop over channels.
         height: channels that are laid out at once.
+        phase: the loop over the phases of a pair, where they are laid out one after another.
     """
 
     staging: str
-    rows: int
+    rows: Loop
     covered: int
     group: str
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL
     height: int = ROWS
+    phase: Loop | None = None
 
     @property
     def defined(self) -> Sums:
         """The same where all results are computed by their definition."""
         return replace(self, staging="")
 
-    def over_rows(self, pair: int, lines: Sequence[str]) -> list[str]:
-        """`lines` for 16 channels after another, whose sums are laid out before, for each phase of a `pair`."""
+    def over_rows(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for 16 channels after another, whose sums are laid out before."""
         if not self.staging:
-            return unrolled("$m", self.rows, ["__syncwarp();", *lines], "#pragma unroll 1")
-        staged = unrolled("$p", pair, [self.staging]) if "$p" in self.staging else [self.staging]
-        return unrolled("$m", self.rows, ["__syncwarp();", *staged, "__syncwarp();", *lines])
+            return self.rows.over(["__syncwarp();", *lines], "#pragma unroll 1")
+        staged = [self.staging] if self.phase is None else self.phase.over([self.staging])
+        return self.rows.over(["__syncwarp();", *staged, "__syncwarp();", *lines])
 
 
 class PositionWriter(TileWriter):
@@ -55,27 +57,28 @@ class PositionWriter(TileWriter):
 
         It is the position of the warp that `column` says, in the phase of a pair that `start` says; by default a warp takes neighbours.
         """
+        c = self.c
         on, sizes = self.on, self.sizes
-        column = column or ("$lane" if on.pair == 1 else f"($half * 32 + $lane) / {on.pair}")
+        column = column or (c.lane if on.pair == 1 else f"({self.half} * 32 + {c.lane}) / {on.pair}")
         coordinates = self.group_coordinates(f"({group} + {column} / 8)")
         inner = f"{column} % 8"
         coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
-        own = f"($half * 32 + $lane) % {on.pair}" if 32 % on.pair else f"$lane % {on.pair}"
+        own = f"({self.half} * 32 + {c.lane}) % {on.pair}" if 32 % on.pair else f"{c.lane} % {on.pair}"
         starts, conditions, lines = self._phase_starts(start or own), [], []
         for number, axis in enumerate(self.axes):
-            position = f"($tile_{axis[1:]} * {on.steps[number]} + {coordinates[number]})"
+            position = f"({self.tile_at[number]} * {on.steps[number]} + {coordinates[number]})"
             spread = self.anchor.spread[number]
             at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
             lines.append(f"const {self.index_type} {axis} = {bare(at)};")
             if on.pace or on.tiles[number] * on.tile[number] * spread > sizes[2 + number]:
                 conditions.append(f"{axis} < {sizes[2 + number]}")
         if on.pace:
-            lines += own_sectors(on, self.anchor.spread[-1])
+            lines += own_sectors(on, self.anchor.spread[-1], self.c)
         return lines, " && ".join(conditions) or "true"
 
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
-        starts, rest = [], "$phase"
+        starts, rest = [], self.c.phase
         for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
             starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
             rest = quotient(rest, min(spread, size))

@@ -13,7 +13,7 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare
 
 
 class ReductionLoops:
-    """The lines of a kernel's phases; the anchor's result at hand is ``$sum``.
+    """The lines of a kernel's phases; the anchor's result at hand is ``sum``.
 
     Attributes:
         suffix: behind the name of a state, where a thread has several rows.
@@ -30,7 +30,7 @@ class ReductionLoops:
     ) -> None:
         assert kernel.anchor is not None
         self.kernel, self.program, self.pointers, self.printer, self.names = kernel, program, pointers, printer, names
-        self.anchor, self.suffix = kernel.anchor.name, suffix
+        self.anchor, self.suffix, self.c = kernel.anchor.name, suffix, names.locals
         self._states: dict[str, str] = {}
 
     def declared(self, reduction: Reduction, several: str = "") -> str:
@@ -42,14 +42,15 @@ class ReductionLoops:
         """The name of a state that was declared."""
         return self._states[reduction.name]
 
-    def row_scope(self, roots: Sequence[Expr], axes: dict[Axis, str]) -> Scope:
-        """What is the same for all columns of a row, at `axes`."""
+    def row_scope(self, roots: Sequence[Expr], axes: dict[Axis, str], suffix: str | None = None) -> Scope:
+        """What is the same for all columns of a row, at `axes`; `suffix` for another row than the one at hand."""
+        suffix = self.suffix if suffix is None else suffix
         scope = Scope(self.printer)
         for axis, text in axes.items():
             scope.define_axis(axis, text)
         for node in walk(*roots):
             if isinstance(node, ReductionResult) and node.reduction in self._states:
-                scope.bind(node, f"{self._states[node.reduction]}{self.suffix}.part<{node.part}>()")
+                scope.bind(node, f"{self._states[node.reduction]}{suffix}.part<{node.part}>()")
         self.printer.expect(roots)
         return scope
 
@@ -63,13 +64,13 @@ class ReductionLoops:
         kept: Expr | None = None,
         place: str = "",
     ) -> list[str]:
-        """What is done at a `column` inside of the scope of its row; ``$sum`` is what `ready` gives there.
+        """What is done at a `column` inside of the scope of its row; ``sum`` is what `ready` gives there.
 
         What is `kept` is left at its `place`.
         """
         inner = outer.child()
         inner.define_axis(self.kernel.cols[0], column)
-        inner.bind(ready, "$sum")
+        inner.bind(ready, self.c.sum)
         for reduction in reduction_loop:
             values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
             inner.lines.append(f"{self._states[reduction.name]}{self.suffix}.push({values});")

@@ -67,70 +67,72 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def _memory(self, first: int, kept: int) -> Iterable[str]:
-        """``$tile``, ``$room`` and ``$weights`` in shared memory, which is free from byte `first` on; `kept` are of weights before all."""
+        """``tile``, ``room`` and ``weights`` in shared memory, which is free from byte `first` on; `kept` are of weights before all."""
 
     @property
     @abc.abstractmethod
     def _row_of_word(self) -> str:
-        """Where the channels begin of word ``$i`` of weights, as what is added to another number."""
+        """Where the channels begin of word ``i`` of weights, as what is added to another number."""
 
     @property
     @abc.abstractmethod
     def _step_of_word(self) -> str:
-        """The step, among all in the table, of word ``$i`` of weights."""
+        """The step, among all in the table, of word ``i`` of weights."""
 
     @property
     def _own_weights(self) -> str:
         """Where a warp's weights begin."""
-        return "$weights"
+        return self.c.weights
 
     @abc.abstractmethod
     def _halved(self) -> Iterable[str]:
-        """Makes halves of a tile, by ``$scale``."""
+        """Makes halves of a tile, by ``scale``."""
 
     def _shared(self) -> Iterable[str]:
+        c = self.c
         plan = self.plan
         kept, rooms = plan.kept_bytes, 4 * plan.room_floats
-        yield "extern __shared__ __align__(128) unsigned char $pool[];"
-        yield "const int $lane = threadIdx.x % 32;"
-        yield f"const int $warp = {self.warp};"
+        yield f"extern __shared__ __align__(128) unsigned char {c.pool}[];"
+        yield f"const int {c.lane} = threadIdx.x % 32;"
+        yield f"const int {c.warp} = {self.warp};"
         yield from self._memory(kept + rooms + plan.found_bytes, kept)
         blocks = plan.channel_blocks
         first = f"int(blockIdx.x) % {blocks} * {plan.block_channels}" if blocks > 1 else "0"
-        yield f"const int $first_channel = {first};"
+        yield f"const int {c.first_channel} = {first};"
         count = plan.block_channels
         yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
-        yield f"float* const $factors = reinterpret_cast<float*>($pool + {kept + rooms});"
-        yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
-        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels * plan.largest_parts});"
+        yield f"float* const {c.factors} = reinterpret_cast<float*>({c.pool} + {kept + rooms});"
+        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
+        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {plan.channels * plan.largest_parts});"
         outs = self.pointers[self.halves.channels], self.pointers[self.halves.outs]
-        yield from keep_exponents(plan.threads, *outs, plan.channels, count, self.sizes[1])
+        yield from keep_exponents(c, plan.threads, *outs, plan.channels, count, self.sizes[1])
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as `multiply_tile` takes them; where there are no iterations, threads have them before the first tile comes."""
+        c = self.c
         plan, outs = self.plan, self.sizes[1]
         *_, filled = halves_of_place(plan.channels, plan.parts)
         total = prod(self.weight.shape[2:]) * plan.parts * filled
-        own = f"{self.pointers[self.halves.weight]} + {self.index_type}($channel) * {total}"
-        part = f" + $i / 128 % {plan.parts} * {filled}" if plan.parts > 1 else ""
+        own = f"{self.pointers[self.halves.weight]} + {self.index_type}({c.channel}) * {total}"
+        part = f" + {c.i} / 128 % {plan.parts} * {filled}" if plan.parts > 1 else ""
         lines = [
-            "const int $thread = $i / 4 % 32;",
-            f"const int $channel = $first_channel + {self._row_of_word}$thread / 4 + $i % 2 * 8;",
-            f"const int $pair = ({self._step_of_word} * 2 + $i / 2 % 2) * {LANES} + $thread % 4;",
-            f"const int $first = {self.weights_name}[$pair * 2], $second = {self.weights_name}[$pair * 2 + 1];",
-            f"const auto* const $from = {own}{part};",
-            "const fp::half $none = {};",
-            f"const fp::half $one = $channel < {outs} && $first >= 0 ? $from[$first] : $none;",
-            f"const fp::half $two = $channel < {outs} && $second >= 0 ? $from[$second] : $none;",
-            "reinterpret_cast<unsigned*>($weights)[$i] = fp::two_halves($one, $two);",
+            f"const int {c.thread} = {c.i} / 4 % 32;",
+            f"const int {c.channel} = {c.first_channel} + {self._row_of_word}{c.thread} / 4 + {c.i} % 2 * 8;",
+            f"const int {c.pair} = ({self._step_of_word} * 2 + {c.i} / 2 % 2) * {LANES} + {c.thread} % 4;",
+            f"const int {c.first} = {self.weights_name}[{c.pair} * 2], {c.second} = {self.weights_name}[{c.pair} * 2 + 1];",
+            f"const auto* const {c.from_} = {own}{part};",
+            f"const fp::half {c.none} = {{}};",
+            f"const fp::half {c.one} = {c.channel} < {outs} && {c.first} >= 0 ? {c.from_}[{c.first}] : {c.none};",
+            f"const fp::half {c.two} = {c.channel} < {outs} && {c.second} >= 0 ? {c.from_}[{c.second}] : {c.none};",
+            f"reinterpret_cast<unsigned*>({c.weights})[{c.i}] = fp::two_halves({c.one}, {c.two});",
         ]
         count = plan.iterations * plan.iteration_bytes // 4
         yield "// weights, as they are multiplied"
-        yield from block(f"for (int $i = threadIdx.x; $i < {count}; $i += {plan.threads})", lines)
+        yield from block(f"for (int {c.i} = threadIdx.x; {c.i} < {count}; {c.i} += {plan.threads})", lines)
         yield "__syncthreads();"
-        yield f"fp::HeldWeights<{plan.rows}, {plan.steps}, {plan.parts}> $held;"
+        yield f"fp::HeldWeights<{plan.rows}, {plan.steps}, {plan.parts}> {c.held};"
         if plan.iterations == 1:
-            yield f"$held.load({self._own_weights});"
+            yield f"{c.held}.load({self._own_weights});"
             yield "__syncthreads();"
 
     def _fetch_tile(self) -> Iterable[str]:
@@ -138,13 +140,14 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
 
     def _pack(self) -> list[str]:
         """Makes halves of what was fetched."""
+        c = self.c
         plan, on = self.plan, self.on
         channels, threads = plan.channels, plan.threads
         return [
-            f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>($largest, $tile, {on.pitch});",
+            f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>({c.largest}, {c.tile}, {on.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{channels}> $scale($largest, {plan.largest_parts}, $exponents, {BINADES});",
-            f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {channels}, {plan.block_channels});",
+            f"const fp::TileScale<{channels}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {BINADES});",
+            f"fp::leave_factors<{threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {channels}, {plan.block_channels});",
             *self._halved(),
         ]
 
@@ -154,12 +157,13 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
 
     def _skipped(self) -> Iterable[str]:
         """Goes on where none of a set's positions, which are neighbours, is one of the result."""
+        c = self.c
         on, sizes = self.on, self.sizes
-        at = self.group_coordinates(f"($set * {COLUMNS})")
+        at = self.group_coordinates(f"({c.set} * {COLUMNS})")
         tests = [
-            f"$tile_{axis[1:]} * {step} + {place} >= {size}"
-            for axis, step, place, size, tiles, tile in zip(
-                self.axes, on.steps, at, sizes[2:], on.tiles, on.tile, strict=True
+            f"{tile_at} * {step} + {place} >= {size}"
+            for tile_at, step, place, size, tiles, tile in zip(
+                self.tile_at, on.steps, at, sizes[2:], on.tiles, on.tile, strict=True
             )
             if tiles * tile > size
         ]
@@ -167,13 +171,15 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
             yield f"if ({' || '.join(tests)}) continue;"
 
     def _sums(self) -> Sums:
+        c = self.c
         plan = self.plan
-        iteration = f"$turn * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
-        staging = f"$pairs.stage<{self.on.staged_pitch}>($room, $sums[$m], $factors + {iteration}$m * {ROWS});"
+        iteration = f"{c.turn} * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
+        staging = f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}], {c.factors} + {iteration}{self.rows} * {ROWS});"
         pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
-        return Sums(staging, plan.rows, plan.covered, f"$set * {COLUMNS}", tuple(repair(self)), pragma)
+        return Sums(staging, self.rows, plan.covered, f"{c.set} * {COLUMNS}", tuple(repair(self)), pragma)
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``$channel``, the ``$row``-th of an iteration, is multiplied with; how ``$sum`` is."""
-        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
-        return [f"const float $factor = $factors[{iteration}$row];"], "$sum * $factor"
+        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
+        c = self.c
+        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        return [f"const float {c.factor} = {c.factors}[{iteration}{c.row}];"], f"{c.sum} * {c.factor}"

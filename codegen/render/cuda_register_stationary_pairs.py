@@ -11,7 +11,7 @@ from dataclasses import replace
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_convolution import ConvolutionText
-from fusepass.codegen.render.cuda_input import UNROLL, plus, unrolled
+from fusepass.codegen.render.cuda_input import UNROLL, Loop, plus
 from fusepass.codegen.render.cuda_own import Held
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
@@ -28,19 +28,22 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
     ) -> None:
         self.pairs_name = names.exact(f"{kernel.name}_pairs")
         super().__init__(kernel, program, plan, pointers, names)
+        if plan.iterations > 1:
+            self.first_channel = self.c.turn_channel
 
     def _held(self) -> Held:
         """A thread has two of 16 channels, of 8 positions, or of those that are multiplied at once where nothing is stored."""
+        c = self.c
         return Held(
             channels=2 * self.plan.rows,
             positions=2 * self.plan.together if self.plan.reduces else 8,
-            row="$k / 2 * 16 + $k % 2 * 8 + $lane / 4",
-            at="$sums[$k / 2][$t / 2][$k % 2 * 2 + $t % 2]",
+            row=lambda k: f"{k} / 2 * 16 + {k} % 2 * 8 + {c.lane} / 4",
+            at=lambda k, t: f"{c.sums}[{k} / 2][{t} / 2][{k} % 2 * 2 + {t} % 2]",
             states="fp::HeldStates",
-            push=f"fp::push_held<{self.pairs_name}, {{}}>",
+            push=lambda whole: f"fp::push_held<{self.pairs_name}, {whole}>",
             leave="fp::leave_held",
-            sums="$sums",
-            staging=f"$pairs.stage<{self.on.staged_pitch}>($room, $sums[$m]);",
+            sums=c.sums,
+            staging=f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}]);",
         )
 
     def write(self) -> ConvolutionText:
@@ -60,97 +63,104 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
     # ---- what a block fetches
 
     def _memory(self, first: int, kept: int) -> Iterable[str]:
+        c = self.c
         place = first if self.plan.reduces else kept
-        yield f"float* const $room = reinterpret_cast<float*>($pool + {place}) + $warp * {ROWS * self.on.staged_pitch};"
-        yield f"float* const $tile = reinterpret_cast<float*>($pool + {first});"
-        yield f"unsigned char* const $weights = {'$pool' if kept else 'reinterpret_cast<unsigned char*>($tile)'};"
+        yield f"float* const {c.room} = reinterpret_cast<float*>({c.pool} + {place}) + {c.warp} * {ROWS * self.on.staged_pitch};"
+        yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {first});"
+        weights = c.pool if kept else f"reinterpret_cast<unsigned char*>({c.tile})"
+        yield f"unsigned char* const {c.weights} = {weights};"
 
     def _fetch_weights(self) -> Iterable[str]:
         yield from super()._fetch_weights()
-        yield f"const {self.pairs_name} $pairs;"
+        yield f"const {self.pairs_name} {self.c.pairs};"
 
     @property
     def _row_of_word(self) -> str:
-        return f"$i / {128 * self.plan.parts * self.plan.steps} * {ROWS} + "
+        return f"{self.c.i} / {128 * self.plan.parts * self.plan.steps} * {ROWS} + "
 
     @property
     def _step_of_word(self) -> str:
-        return f"$i / {128 * self.plan.parts} % {self.plan.steps}"
+        return f"{self.c.i} / {128 * self.plan.parts} % {self.plan.steps}"
 
     def _halved(self) -> Iterable[str]:
         """In the place of the tile."""
+        c = self.c
         plan, on = self.plan, self.on
         shape = f"{str(plan.along).lower()}, {plan.parts}, {plan.threads}, {on.elements}"
-        yield f"fp::halve_tile<{shape}>($tile, {on.pitch}, $scale);"
+        yield f"fp::halve_tile<{shape}>({c.tile}, {on.pitch}, {c.scale});"
 
     def _in_iterations(self, lines: Sequence[str]) -> list[str]:
         """`lines` for the channels of each iteration."""
+        c = self.c
         plan = self.plan
-        broken = f"const bool $broken = fp::is_broken($scale, $factors, {plan.block_channels});"
+        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {plan.block_channels});"
         if plan.iterations == 1:
             return [broken, *lines]
         own = [
-            f"const int $turn_channel = $first_channel + $turn * {ROWS * plan.rows};",
-            f"$held.load($weights + $turn * {plan.iteration_bytes});",
-            *(line.replace("$first_channel", "$turn_channel") for line in lines),
+            f"const int {c.turn_channel} = {c.first_channel} + {c.turn} * {ROWS * plan.rows};",
+            f"{c.held}.load({c.weights} + {c.turn} * {plan.iteration_bytes});",
+            *lines,
         ]
         return [
             broken,
             "#pragma unroll 1",
-            *block(f"for (int $turn = 0; $turn < {plan.iterations}; ++$turn)", own),
+            *block(f"for (int {c.turn} = 0; {c.turn} < {plan.iterations}; ++{c.turn})", own),
         ]
 
     # ---- products
 
     def _sets(self) -> list[str]:
         """Each warp works on 32 positions after another, four groups of 8."""
+        c = self.c
         plan, on = self.plan, self.on
         if plan.reduces:
-            lines = [*block("if ($broken)", self._computed())[:-1], *block("} else", self._reduced())]
+            lines = [*block(f"if ({c.broken})", self._computed())[:-1], *block("} else", self._reduced())]
         else:
-            lines = [f"float $sums[{plan.rows}][{COLUMNS}][4];"]
+            lines = [f"float {c.sums}[{plan.rows}][{COLUMNS}][4];"]
             for group in range(0, COLUMNS, plan.together):
-                lines += self._products(f"$set * {COLUMNS}{plus(group)}", group)
+                lines += self._products(f"{c.set} * {COLUMNS}{plus(group)}", group)
             lines += self._results()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
             lines = [*self._skipped(), *lines]
-        head = f"for (int $set = $warp; $set < {plan.sets}; $set += {on.block_warps})"
+        head = f"for (int {c.set} = {c.warp}; {c.set} < {plan.sets}; {c.set} += {on.block_warps})"
         lines = ["#pragma unroll 1", *block(head, lines)]
         return [*self._own.begin(), *lines, *self._own.end()] if self._own else lines
 
     def _products(self, group: str, at: int) -> list[str]:
         """Those of groups of positions that are multiplied at once, the sums of which are the `at`-th ones."""
+        c = self.c
         together = self.plan.together
-        places = ", ".join(f"$tile + ({self.group_place(f'({group}{plus(more)})')})" for more in range(together))
-        call = f"$pairs.multiply<{self.plan.chain}>($sums, {at}, $held, $places);"
+        places = ", ".join(f"{c.tile} + ({self.group_place(f'({group}{plus(more)})')})" for more in range(together))
+        call = f"{c.pairs}.multiply<{self.plan.chain}>({c.sums}, {at}, {c.held}, {c.places});"
         return (
-            [f"const float* const $places[{together}] = {{{places}}};", call]
+            [f"const float* const {c.places}[{together}] = {{{places}}};", call]
             if self.plan.reduces
             else [
                 "{",
-                *block("", [f"const float* const $places[{together}] = {{{places}}};", call])[1:],
+                *block("", [f"const float* const {c.places}[{together}] = {{{places}}};", call])[1:],
             ]
         )
 
     def _reduced(self) -> list[str]:
         """Where nothing is stored, values of positions that are multiplied at once are reduced where their sums were."""
+        c = self.c
         assert self._own is not None
         together = self.plan.together
+        side = Loop(c.side, COLUMNS // together)
         whole = f"{(1 << together * GROUP) - 1:#x}u"
         each = [
-            f"float $sums[{self.plan.rows}][{together}][4];",
-            *self._products(f"$set * {COLUMNS} + $side * {together}", 0),
-            f"const unsigned $real = $inside[0] >> $side * {together * GROUP} & {whole};",
-            *self._own.reduced("$real", whole),
+            f"float {c.sums}[{self.plan.rows}][{together}][4];",
+            *self._products(f"{c.set} * {COLUMNS} + {side} * {together}", 0),
+            f"const unsigned {c.real} = {c.inside}[0] >> {side} * {together * GROUP} & {whole};",
+            *self._own.reduced(c.real, whole),
         ]
-        sums = Sums("", self.plan.rows, self.plan.covered, f"$set * {COLUMNS}")
-        sides = COLUMNS // together
-        return [*self.over_positions(sums, []), *unrolled("$side", sides, each)]
+        sums = Sums("", self.rows, self.plan.covered, f"{c.set} * {COLUMNS}")
+        return [*self.over_positions(sums, []), *side.over(each)]
 
     def _results(self) -> Iterable[str]:
         sums = self._sums()
         if self._own is None:
             yield from self.epilogue(sums)
             return
-        yield from block("if ($broken)", self._computed())[:-1]
+        yield from block(f"if ({self.c.broken})", self._computed())[:-1]
         yield from block("} else", list(self._own.use(replace(sums, unroll=UNROLL))))

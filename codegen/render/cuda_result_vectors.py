@@ -1,7 +1,7 @@
 """What a kernel with a matrix product does with results that lie in shared memory, where a thread takes several neighbours of a row.
 
 So it is with results of 16 bits, of which 32 threads with one each would store half of a line at a time. What is stored, and what is read
-beside the sums, goes in vectors. Lines have a $word for each local name; see `fusepass.codegen.render.cuda_product`.
+beside the sums, goes in vectors. Lines have a word for each local name; see `fusepass.codegen.render.cuda_product`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,6 @@ from fusepass.codegen.schedule_product import ProductSchedule
 _WIDTHS = 8, 4, 2
 _NARROW = 2  # bytes of an element
 _AT_ONCE = 32  # results of a thread: what it loads for them is on its way together
-
-
-def stored(number: int) -> str:
-    """The value, or vector, of the store of that number, before it is stored."""
-    return f"$stored_{number}"
 
 
 @dataclass(frozen=True)
@@ -88,17 +83,19 @@ class ResultVectors:
         self.kernel, self.program, self.plan, self.pointers, self.printer = kernel, program, plan, pointers, printer
         self.taken, self.lane, self.builder = taken, Axis("lane of the vector", taken.width), Builder()
         _, _, self.rows, self.columns = kernel.rows
+        self.c = printer.names.locals
 
     def write(self, outside: Scope, ready: Expr) -> Iterable[str]:
-        """The lines for ``$room``, which has `ready` of each point; `outside` knows piece and batch."""
+        """The lines for ``room``, which has `ready` of each point; `outside` knows piece and batch."""
+        c = self.c
         taken, tiling, kernel = self.taken, self.plan.tiling, self.kernel
         along = outside.child()
-        along.define_axis(self.columns, "$column")
+        along.define_axis(self.columns, c.column)
         test, here = along.child(), along.child()
         for scope in (test, here):
-            scope.define_axis(self.rows, "$row")
+            scope.define_axis(self.rows, c.row)
         each = here.child()
-        each.define_axis(self.lane, "$i")
+        each.define_axis(self.lane, c.i)
         values = [self._split(store.value) for store in kernel.stores]
         partial = None if kernel.partials is None else self._split(kernel.partials.value)
         if partial is None:
@@ -107,30 +104,30 @@ class ResultVectors:
             self.printer.few = few_digits(lanes, self.program)
         roots = [*values, *([partial] if partial is not None else [])]
         self.printer.expect(roots)
-        each.bind(self._split(ready), "$laid[$i]")
+        each.bind(self._split(ready), f"{c.laid}[{c.i}]")
         self._load(roots, here, each)
         behind = []
         for number, (store, value) in enumerate(zip(kernel.stores, values, strict=True)):
             kind = C_TYPES[self.program.buffer(store.buffer).dtype]
-            text = bare(each.value(value))
+            text, stored = bare(each.value(value)), c.named(f"stored_{number}")
             if value.dtype is not self.program.buffer(store.buffer).dtype:
                 text = f"fp::cast<{kind}>({text})"
-            each.lines.append(f"{stored(number)}[$i] = {text};")
-            here.lines.append(f"fp::Vec<{kind}, {taken.width}> {stored(number)};")
+            each.lines.append(f"{stored}[{c.i}] = {text};")
+            here.lines.append(f"fp::Vec<{kind}, {taken.width}> {stored};")
             at = here.index(self._first(split_index(store.index, self.columns, self.lane)))
-            behind.append(f"fp::store_vector({self.pointers[store.buffer]} + ({at}), {stored(number)});")
-        down, across = f"($down + $lane / {taken.lanes})", f"$lane % {taken.lanes} * {taken.width}"
+            behind.append(f"fp::store_vector({self.pointers[store.buffer]} + ({at}), {stored});")
+        down, across = f"({c.down} + {c.lane} / {taken.lanes})", f"{c.lane} % {taken.lanes} * {taken.width}"
         if taken.rows == 1:
-            down, across = "$down", f"$lane * {taken.width}"
-        place = f"fp::as_vector<{taken.width}>($room[{down} * {tiling.room_pitch} + $across + {across}])"
+            down, across = c.down, f"{c.lane} * {taken.width}"
+        place = f"fp::as_vector<{taken.width}>({c.room}[{down} * {tiling.room_pitch} + {c.across} + {across}])"
         if partial is not None and kernel.partials is not None and kernel.partials.value is not ready:
-            each.lines.append(f"$laid[$i] = {bare(each.value(partial))};")
-            behind.append(f"{place} = $laid;")
+            each.lines.append(f"{c.laid}[{c.i}] = {bare(each.value(partial))};")
+            behind.append(f"{place} = {c.laid};")
         body = [
-            f"fp::Vec<float, {taken.width}> $laid = {place};",
+            f"fp::Vec<float, {taken.width}> {c.laid} = {place};",
             *here.lines,
             "#pragma unroll",
-            *block(f"for (int $i = 0; $i < {taken.width}; ++$i)", each.lines),
+            *block(f"for (int {c.i} = 0; {c.i} < {taken.width}; ++{c.i})", each.lines),
             *behind,
         ]
         bounds = [
@@ -141,24 +138,24 @@ class ResultVectors:
             condition = test.condition(bounds)
             body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
-            body = block(f"if ($row < {self.rows.size})", body)
+            body = block(f"if ({c.row} < {self.rows.size})", body)
         high, long = tiling.warp_tile[0], tiling.laid_out
-        row = self._index(f"$first_row + $Tile::warp_row() + {down}")
+        row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {down}")
         loop = [
             f"#pragma unroll {max(_AT_ONCE // taken.width, 1)}",
             *block(
-                f"for (int $down = 0; $down < {high}; $down += {taken.rows})",
-                [f"const {self.printer.index_type} $row = {row};", *body],
+                f"for (int {c.down} = 0; {c.down} < {high}; {c.down} += {taken.rows})",
+                [f"const {self.printer.index_type} {c.row} = {row};", *body],
             ),
         ]
         inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
         if self.columns.size % tiling.columns:
-            inside = block(f"if ($column < {self.columns.size})", inside)
-        column = self._index(f"$first_column + $Tile::warp_column() + $across + {across}")
+            inside = block(f"if ({c.column} < {self.columns.size})", inside)
+        column = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
         yield from outside.lines
         yield "#pragma unroll 1"
-        head = f"for (int $across = 0; $across < {long}; $across += {taken.lanes * taken.width})"
-        yield from block(head, [f"const {self.printer.index_type} $column = {column};", *inside])
+        head = f"for (int {c.across} = 0; {c.across} < {long}; {c.across} += {taken.lanes * taken.width})"
+        yield from block(head, [f"const {self.printer.index_type} {c.column} = {column};", *inside])
 
     def _load(self, roots: Iterable[Expr], here: Scope, each: Scope) -> None:
         """Loads what is needed anyway, and lies as the results do, in vectors."""
@@ -171,7 +168,7 @@ class ResultVectors:
             at = f"{self.pointers[load.buffer]} + ({here.index(self._first(load.index))})"
             kind, width = C_TYPES[buffer.dtype], self.taken.width
             here.lines.append(f"const fp::Vec<{kind}, {width}> {name} = fp::load_vector<{width}>({at});")
-            each.bind(load, f"{name}[$i]")
+            each.bind(load, f"{name}[{self.c.i}]")
 
     def _split(self, value: Expr) -> Expr:
         return split_value(value, self.columns, self.lane, self.builder)

@@ -14,10 +14,10 @@ from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_chunks import ChunkWriter
 from fusepass.codegen.render.cuda_convolution import ConvolutionText
-from fusepass.codegen.render.cuda_input import dot, quotient, remainder, unrolled
+from fusepass.codegen.render.cuda_input import Loop, dot, quotient, remainder
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Identifiers, Locals, block
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
@@ -39,14 +39,14 @@ def chunk_text(
     return writer(kernel, program, plan, pointers, names).write()
 
 
-def keep_exponents(threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
+def keep_exponents(c: Locals, threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
     """Keeps the exponents of all input channels, and behind them those of a block's `count` output channels, which `end` at that one."""
-    yield f"fp::keep_exponents<{threads}>($exponents, {channels}, 0, {ins}, {ins});"
-    yield f"fp::keep_exponents<{threads}>($exponents + {ins}, {outs}, $first_channel, {count}, {end});"
+    yield f"fp::keep_exponents<{threads}>({c.exponents}, {channels}, 0, {ins}, {ins});"
+    yield f"fp::keep_exponents<{threads}>({c.exponents} + {ins}, {outs}, {c.first_channel}, {count}, {end});"
 
 
 class _ScalingWriter(ChunkWriter):
-    packed, whole = "$halves", True
+    whole = True
 
     def __init__(
         self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
@@ -55,24 +55,27 @@ class _ScalingWriter(ChunkWriter):
         assert plan.source is not None
         assert isinstance(self.anchor.halves, ScaledWeights)
         self.input: Tiles = plan.source
+        self.packed = self.c.halves
         self.exponents = pointers[self.anchor.halves.channels], pointers[self.anchor.halves.outs]
 
     def write(self) -> ConvolutionText:
-        broken = f"const bool $broken = fp::is_broken($scale, $factors, {self.plan.block_channels});"
+        c = self.c
+        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
 
     def _shared(self) -> Iterable[str]:
+        c = self.c
         yield from super()._shared()
         plan = self.plan
         at = plan.weight_bytes + 4 * self.on.staged_floats
-        yield f"unsigned char* const {self.packed} = $pool + {at};"
-        yield f"float* const $tile = reinterpret_cast<float*>($pool + {at + plan.tile_bytes});"
+        yield f"unsigned char* const {self.packed} = {c.pool} + {at};"
+        yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {at + plan.tile_bytes});"
         count = plan.block_channels
         yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
-        yield f"float* const $factors = $tile + {plan.channels * self.input.pitch};"
-        yield f"unsigned* const $largest = reinterpret_cast<unsigned*>($factors + {count});"
-        yield f"int* const $exponents = reinterpret_cast<int*>($largest + {plan.channels * plan.largest_parts});"
-        yield from keep_exponents(plan.threads, *self.exponents, plan.channels, count, self.sizes[1])
+        yield f"float* const {c.factors} = {c.tile} + {plan.channels * self.input.pitch};"
+        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
+        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {plan.channels * plan.largest_parts});"
+        yield from keep_exponents(c, plan.threads, *self.exponents, plan.channels, count, self.sizes[1])
 
     def _tile_pointers(self) -> Iterable[str]:
         return ()
@@ -82,39 +85,41 @@ class _ScalingWriter(ChunkWriter):
 
     def _pack(self) -> list[str]:
         """Makes halves of what was fetched."""
+        c = self.c
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
         count, warps = plan.block_channels, plan.on.block_warps
         binades = BINADES_BY_PARTS if plan.by_parts else BINADES
-        lines = [*self._place_in_input(), f"const auto $to = {self.packed} + $i * {2 * HALVES};"]
+        lines = [*self._place_in_input(), f"const auto {c.to} = {self.packed} + {c.i} * {2 * HALVES};"]
         lines.append(
-            f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>($to, {plan.layer_places * 2 * HALVES}, $tile + $from, {source.pitch}, $scale);"
+            f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>({c.to}, {plan.layer_places * 2 * HALVES}, {c.tile} + {c.from_}, {source.pitch}, {c.scale});"
         )
         return [
-            f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>($largest, $tile, {source.pitch});",
+            f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>({c.largest}, {c.tile}, {source.pitch});",
             "__syncthreads();",
-            f"const fp::TileScale<{plan.channels}> $scale($largest, {plan.largest_parts}, $exponents, {binades});",
-            f"fp::leave_factors<{threads}>($factors, $scale.exponent, $exponents + {plan.channels}, {count});",
+            f"const fp::TileScale<{plan.channels}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
+            f"fp::leave_factors<{threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {plan.channels}, {count});",
             "#pragma unroll 2",
-            *block(f"for (unsigned $i = threadIdx.x; $i < {self.on.elements}; $i += {threads})", lines),
+            *block(f"for (unsigned {c.i} = threadIdx.x; {c.i} < {self.on.elements}; {c.i} += {threads})", lines),
             "fp::publish_to_products();",
         ]
 
     def _place_in_input(self) -> Iterable[str]:
-        """``$from``: where the position of place ``$i`` lies in a channel of what was fetched."""
-        on, source, rest = self.on, self.input, "$i"
+        """``from``: where the position of place ``i`` lies in a channel of what was fetched."""
+        c = self.c
+        on, source, rest = self.on, self.input, c.i
         strides = contiguous_strides(source.extent)
         terms = [str(dot(on.origin, strides) - dot(source.origin, strides))]
         for number in reversed(range(len(on.tile))):
             here = remainder(rest, on.extent[number]) if number else rest
             if number == len(on.tile) - 1 and on.extent[number] != self.plan.run and not self.plan.neighbours:
-                yield f"const unsigned $along = {here};"
-                here = f"($along - $along / {self.plan.run} * {self.plan.run - BLOCK})"
+                yield f"const unsigned {c.along} = {here};"
+                here = f"({c.along} - {c.along} / {self.plan.run} * {self.plan.run - BLOCK})"
             terms.append(f"{here} * {strides[number]}")
             rest = quotient(rest, on.extent[number])
-        yield f"const unsigned $from = {' + '.join(terms)};"
+        yield f"const unsigned {c.from_} = {' + '.join(terms)};"
 
-    def finite(self, sums: str, loops: Sequence[tuple[str, int]], test: str = "") -> Iterable[str]:
+    def finite(self, sums: str, loops: Sequence[Loop], test: str = "") -> Iterable[str]:
         """Of finite halves, all sums are: what is not finite is found where halves are made."""
         return ()
 
@@ -123,7 +128,7 @@ class _ScalingWriter(ChunkWriter):
         if not self._reduces_registers():
             return super().reductions(sums)
         computed = list(super().reductions(sums.defined))
-        return [*block("if ($broken)", computed)[:-1], *block("} else", self._reduced_registers(sums))]
+        return [*block(f"if ({self.c.broken})", computed)[:-1], *block("} else", self._reduced_registers(sums))]
 
     def _reduces_registers(self) -> bool:
         kernel = self.kernel
@@ -136,46 +141,51 @@ class _ScalingWriter(ChunkWriter):
 
     def _reduced_registers(self, sums: Sums) -> list[str]:
         """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
-        kernel, (reduction_loop,) = self.kernel, self.kernel.reduction_loops
-        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, "[$j]")
+        c = self.c
+        kernel, (reduction_loop,), t = self.kernel, self.kernel.reduction_loops, Loop(c.t, 2)
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, f"[{c.j}]")
         states = [reduction_loops.declared(reduction, "[4]") for reduction in reduction_loop]
         values = [value for reduction in reduction_loop for value in reduction.values]
         (stat,) = [
             each for each in walk(*values) if isinstance(each, ReductionResult) and each.reduction == self.anchor.name
         ]
-        outer = reduction_loops.row_scope(values, {kernel.rows[0]: "$sample"})
+        outer = reduction_loops.row_scope(values, {kernel.rows[0]: c.sample})
         each = [
-            "const int $j = $i / 2 % 2 * 2 + $t;",
-            f"const float $sum = $sums[0][$t][$m * {ROWS // 2} + $i] * $factor;",
+            f"const int {c.j} = {c.i} / 2 % 2 * 2 + {t};",
+            f"const float {c.sum} = {c.sums}[0][{t}][{self.rows} * {ROWS // 2} + {c.i}] * {c.factor};",
             *outer.lines,
-            *reduction_loops.column(outer, "$channel", stat, reduction_loop, ()),
+            *reduction_loops.column(outer, c.channel, stat, reduction_loop, ()),
         ]
-        row = "$i / 4 * 8 + $lane % 4 * 2 + $i % 2"
+        row = f"{c.i} / 4 * 8 + {c.lane} % 4 * 2 + {c.i} % 2"
         lines = [
-            f"const int $row = $m * {ROWS} + {row}, $channel = $first_channel + $row;",
-            "const float $factor = $factors[$row];",
-            *unrolled("$t", 2, each),
+            f"const int {c.row} = {self.rows} * {ROWS} + {row}, {c.channel} = {self.first_channel} + {c.row};",
+            f"const float {c.factor} = {c.factors}[{c.row}];",
+            *t.over(each),
         ]
         if self.sizes[1] != sums.covered:
-            lines[1:] = block(f"if ($channel < {self.sizes[1]})", lines[1:])
-        pushed = unrolled("$m", sums.rows, unrolled("$i", ROWS // 2, lines))
+            lines[1:] = block(f"if ({c.channel} < {self.sizes[1]})", lines[1:])
+        pushed = self.rows.over(Loop(c.i, ROWS // 2).over(lines))
         # Of four threads that share positions, each then has one of these.
         own = []
         for name in map(reduction_loops.state, reduction_loop):
-            own += [f"fp::merge_across<1, 4>({name}[$j]);"]
-            own += [f"{name}[0] = fp::chosen($lane % 4 == $j, {name}[$j], {name}[0]);"]
-        places, inside = self.position(sums.group, "($lane % 4 * 8 + $lane / 4)")
-        axes = dict(zip(kernel.rows, ("$sample", *self.axes), strict=True))
-        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes)
+            own += [f"fp::merge_across<1, 4>({name}[{c.j}]);"]
+            own += [f"{name}[0] = fp::chosen({c.lane} % 4 == {c.j}, {name}[{c.j}], {name}[0]);"]
+        places, inside = self.position(sums.group, f"({c.lane} % 4 * 8 + {c.lane} / 4)")
+        axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
+        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes, "[0]")
         scope.lines += [reduction_loops.stored(scope, store) for store in kernel.row_stores]
-        stored = [line.replace("[$j]", "[0]") for line in block(f"if ({inside})", scope.lines)]
-        return [*states, *pushed, *unrolled("$j", 4, own), *places, *stored]
+        stored = block(f"if ({inside})", scope.lines)
+        return [*states, *pushed, *Loop(c.j, 4).over(own), *places, *stored]
 
     def factors(self) -> tuple[list[str], str]:
-        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
-        return [f"const float $factor = $factors[{iteration}$row];"], "$sum * $factor"
+        c = self.c
+        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        return [f"const float {c.factor} = {c.factors}[{iteration}{c.row}];"], f"{c.sum} * {c.factor}"
 
     def _staging(self, *, shared: bool = False) -> str:
-        iteration = f"$turn * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
-        room, pitch = self._room if shared else ("$room", self.on.staged_pitch)
-        return f"fp::stage_scaled<{pitch}>({room}, $sums, $m, $factors + {iteration}$m * {ROWS});"
+        c = self.c
+        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
+        return (
+            f"fp::stage_scaled<{pitch}>({room}, {c.sums}, {self.rows}, {c.factors} + {iteration}{self.rows} * {ROWS});"
+        )

@@ -9,7 +9,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Position, Prefix
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_coordinates import framed
-from fusepass.codegen.render.cuda_frame import Around, Frame, without_unused
+from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import accumulated
@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block, written
 from fusepass.codegen.schedule.plan import Schedule, Walk
 
 
@@ -77,7 +77,7 @@ class ScanWriter(KernelWriter):
         steps.lines += self._run(several=tile.loop)
         self.all_steps(steps, Phase(tuple(roots), (), stores, (*kept, *made), ()), tile, tile.start, again)
         top.lines += block(self._loop(piece, tile, advance), steps.lines) if tile.loop else steps.lines
-        return without_unused(top.lines)
+        return written(top.lines)
 
     def _tile(self, advance: int) -> tuple[Tile, str]:
         """The vectors or columns of a thread's piece, and the name of the first of the block's piece."""

@@ -29,20 +29,22 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
 
     def _held(self) -> Held:
         """A thread has two of 16 channels, of two columns of each line."""
+        c = self.c
         return Held(
             channels=2,
             positions=2 * self.plan.lines,
-            row="$k % 2 * 8 + $lane / 4",
-            at="$sums[$t / 2 * 4 + $k % 2 * 2 + $t % 2]",
+            row=lambda k: f"{k} % 2 * 8 + {c.lane} / 4",
+            at=lambda k, t: f"{c.sums}[{t} / 2 * 4 + {k} % 2 * 2 + {t} % 2]",
             states="fp::HeldStates",
-            push="fp::push_runs<{}>",
+            push=lambda whole: f"fp::push_runs<{whole}>",
             leave="fp::leave_held",
-            sums="$sums",
+            sums=c.sums,
             staging="",
         )
 
     def write(self) -> ConvolutionText:
-        broken = f"const bool $broken = fp::is_broken($scale, $factors, {self.plan.block_channels});"
+        c = self.c
+        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
 
     def _tables(self) -> Iterable[str]:
@@ -69,42 +71,47 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
 
     def _memory(self, first: int, kept: int) -> Iterable[str]:
         """Results that are computed by their definition lie in the place of halves."""
+        c = self.c
         plan, on = self.plan, self.on
-        yield f"unsigned char* const $packed = $pool + {first};"
-        yield f"float* const $tile = reinterpret_cast<float*>($packed + {plan.packed_room});"
-        yield f"float* const $room = reinterpret_cast<float*>($packed) + $warp * {ROWS * on.staged_pitch};"
-        yield "unsigned char* const $weights = $packed;"
+        yield f"unsigned char* const {c.packed} = {c.pool} + {first};"
+        yield f"float* const {c.tile} = reinterpret_cast<float*>({c.packed} + {plan.packed_room});"
+        yield f"float* const {c.room} = reinterpret_cast<float*>({c.packed}) + {c.warp} * {ROWS * on.staged_pitch};"
+        yield f"unsigned char* const {c.weights} = {c.packed};"
 
     def _fetch_weights(self) -> Iterable[str]:
+        c = self.c
         yield from super()._fetch_weights()
-        yield f"const uint32_t $pattern = fp::sparse_pattern($warp % {NEIGHBOURS});"
+        yield f"const uint32_t {c.pattern} = fp::sparse_pattern({c.warp} % {NEIGHBOURS});"
 
     _row_of_word = ""
 
     @property
     def _step_of_word(self) -> str:
-        return f"$i / {128 * self.plan.parts}"
+        return f"{self.c.i} / {128 * self.plan.parts}"
 
     @property
     def _own_weights(self) -> str:
-        return f"$weights + $warp % {NEIGHBOURS} * {self.plan.iteration_bytes // NEIGHBOURS}"
+        c = self.c
+        return f"{c.weights} + {c.warp} % {NEIGHBOURS} * {self.plan.iteration_bytes // NEIGHBOURS}"
 
     def _halved(self) -> Iterable[str]:
+        c = self.c
         plan, on = self.plan, self.on
         shape = f"{plan.parts}, {plan.threads}, {plan.input_rows}, {plan.width}, {on.extent[-1]}, {plan.shift}"
-        yield f"fp::pack_runs<{shape}>(reinterpret_cast<uint4*>($packed), {plan.layer}, $tile, {on.pitch}, $scale);"
+        yield f"fp::pack_runs<{shape}>(reinterpret_cast<uint4*>({c.packed}), {plan.layer}, {c.tile}, {on.pitch}, {c.scale});"
         if plan.slack:  # results that are computed by their definition may have lain there
-            zero = f"reinterpret_cast<uint4*>($packed)[{plan.parts * plan.layer} + $i] = {{}};"
-            yield from block(f"for (int $i = threadIdx.x; $i < {plan.slack}; $i += {plan.threads})", [zero])
+            zero = f"reinterpret_cast<uint4*>({c.packed})[{plan.parts * plan.layer} + {c.i}] = {{}};"
+            yield from block(f"for (int {c.i} = threadIdx.x; {c.i} < {plan.slack}; {c.i} += {plan.threads})", [zero])
         yield "fp::publish_to_products();"
 
     # ---- products
 
     def _sets(self) -> list[str]:
         """A group of warps works on one product's columns after another; warps alone, where halves do not suit."""
+        c = self.c
         plan, on = self.plan, self.on
         assert self._own is not None
-        sets = f"for (int $set = $warp; $set < {plan.sets}; $set += {on.block_warps})"
+        sets = f"for (int {c.set} = {c.warp}; {c.set} < {plan.sets}; {c.set} += {on.block_warps})"
         computed = self._computed()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
             computed = [*self._skipped(), *computed]
@@ -112,36 +119,41 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         multiplied = [
             *self._set_place(),
             *self._without_results(),
-            f"float $sums[{4 * plan.lines}];",
-            f"const fp::SparseColumns $columns = fp::sparse_columns($packed + $place * {PLACE_BYTES}, {plan.deeper}, {across});",
+            f"float {c.sums}[{4 * plan.lines}];",
+            f"const fp::SparseColumns {c.columns} = fp::sparse_columns({c.packed} + {c.place} * {PLACE_BYTES}, {plan.deeper}, {across});",
             f"fp::multiply_runs<{self.steps_name}, {plan.chain}, {plan.parts}, {plan.lines * GROUP}>"
-            f"($sums, $held, $pattern, $columns, {plan.layer});",
+            f"({c.sums}, {c.held}, {c.pattern}, {c.columns}, {plan.layer});",
             *self._inside(),
-            *self._own.reduced("$real", "$every"),
+            *self._own.reduced(c.real, c.every),
         ]
-        groups = f"for (int $set = $warp / {NEIGHBOURS}; $set < {prod(plan.shape)}; $set += {plan.groups})"
+        groups = f"for (int {c.set} = {c.warp} / {NEIGHBOURS}; {c.set} < {prod(plan.shape)}; {c.set} += {plan.groups})"
         return [
             *self._own.begin(),
-            *block("if ($broken)", ["#pragma unroll 1", *block(sets, computed)])[:-1],
+            *block(f"if ({c.broken})", ["#pragma unroll 1", *block(sets, computed)])[:-1],
             *block("} else", ["#pragma unroll 1", *block(groups, multiplied)]),
             *self._own.end(),
         ]
 
     def _set_place(self) -> Iterable[str]:
-        """``$place``, that of the first column; ``$at_z`` and so on, the first position along each axis."""
+        """``place``, that of the first column; ``at_z`` and so on, the first position along each axis."""
+        c = self.c
         plan, on = self.plan, self.on
         strides = [stride * plan.width for stride in contiguous_strides(on.extent[:-1])]
-        rest, places = "$set", []
+        rest, places = c.set, []
         units = self._units
         for number in reversed(range(len(on.tile))):
             count, unit = plan.shape[number], units[number]
             here = remainder(rest, count) if number else rest
             rest = quotient(rest, count)
-            at = f"$at_{self.axes[number][1:]}"
+            at = self._at(number)
             yield f"const int {at} = {here} * {unit};"
             stride = strides[number] if number + 1 < len(on.tile) else 1
             places.append(f"{at} * {stride}" if number + 1 < len(on.tile) else f"{at} / {NEIGHBOURS}")
-        yield f"const int $place = {' + '.join(places)};"
+        yield f"const int {c.place} = {' + '.join(places)};"
+
+    def _at(self, number: int) -> str:
+        """The first position of a set along an axis, in the tile."""
+        return self.c.named(f"at_{self.letters[number]}")
 
     @property
     def _units(self) -> list[int]:
@@ -151,9 +163,9 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
     def _without_results(self) -> Iterable[str]:
         """Goes on where none of a set's positions is one of the result."""
         tests = [
-            f"$tile_{axis[1:]} * {step} + $at_{axis[1:]} >= {size}"
-            for axis, step, size, tiles, tile in zip(
-                self.axes, self.on.steps, self.sizes[2:], self.on.tiles, self.on.tile, strict=True
+            f"{tile_at} * {step} + {self._at(number)} >= {size}"
+            for number, (tile_at, step, size, tiles, tile) in enumerate(
+                zip(self.tile_at, self.on.steps, self.sizes[2:], self.on.tiles, self.on.tile, strict=True)
             )
             if tiles * tile > size
         ]
@@ -161,27 +173,29 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
             yield f"if ({' || '.join(tests)}) continue;"
 
     def _inside(self) -> Iterable[str]:
-        """``$real``, which has a bit for each of a thread's positions that is one of the result; ``$every``, the same where all of the warp are."""
+        """``real``, which has a bit for each of a thread's positions that is one of the result; ``every``, the same where all of the warp are."""
+        c = self.c
         plan, on, sizes = self.plan, self.on, self.sizes
         conditions = []
-        for number, axis in enumerate(self.axes):
+        for number in range(len(self.axes)):
             if on.tiles[number] * on.tile[number] <= sizes[2 + number]:
                 continue
-            at = f"$tile_{axis[1:]} * {on.steps[number]} + $at_{axis[1:]}"
+            at = f"{self.tile_at[number]} * {on.steps[number]} + {self._at(number)}"
             if number == len(self.axes) - 1:
-                line = f" + $t / 2 * {SET_POSITIONS}" if len(self.axes) == 1 else ""
-                at += f"{line} + ($lane % 4 * 2 + $t % 2) * {NEIGHBOURS} + $warp % {NEIGHBOURS}"
+                line = f" + {c.t} / 2 * {SET_POSITIONS}" if len(self.axes) == 1 else ""
+                at += f"{line} + ({c.lane} % 4 * 2 + {c.t} % 2) * {NEIGHBOURS} + {c.warp} % {NEIGHBOURS}"
             elif number == len(self.axes) - 2:
-                at += " + $t / 2"
+                at += f" + {c.t} / 2"
             conditions.append(f"{at} < {sizes[2 + number]}")
         count = 2 * plan.lines
         whole = f"{(1 << count) - 1:#x}u"
         if not conditions:
-            yield f"const unsigned $real = {whole}, $every = {whole};"
+            yield f"const unsigned {c.real} = {whole}, {c.every} = {whole};"
             return
-        yield "unsigned $real = 0;"
+        yield f"unsigned {c.real} = 0;"
         yield "#pragma unroll"
         yield from block(
-            f"for (int $t = 0; $t < {count}; ++$t)", [f"$real |= unsigned({' && '.join(conditions)}) << $t;"]
+            f"for (int {c.t} = 0; {c.t} < {count}; ++{c.t})",
+            [f"{c.real} |= unsigned({' && '.join(conditions)}) << {c.t};"],
         )
-        yield f"const unsigned $every = __any_sync(0xffffffffu, $real != {whole}) ? ~$real : $real;"
+        yield f"const unsigned {c.every} = __any_sync(0xffffffffu, {c.real} != {whole}) ? ~{c.real} : {c.real};"

@@ -11,7 +11,7 @@ from fusepass.codegen.ir.output_tiles import Below, TileWindow, as_used, at_firs
 from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, Constant, block
 from fusepass.codegen.schedule.staged_tile import tile_under
 from fusepass.errors import RenderError
 
@@ -184,9 +184,10 @@ class StagedWindows:
         if frame.arranged.row is None:
             return []
         image = frame.names.numbered("image")
-        scope.define_axis(frame.arranged.row, image)
-        which = f"{self.place.first_image} + {plane}" if planes > 1 and plane else self.place.first_image
-        return [f"const {frame.index_type} {image} = {which};"]
+        first, later = self.place.first_image, planes > 1 and plane
+        defined = Constant(frame.index_type, image, lambda: f"{first} + {plane}" if later else str(first))
+        scope.define_axis(frame.arranged.row, defined)
+        return [defined.line]
 
     def read(self, tile: StagedTile, *, stored: bool = False) -> list[str]:
         """Read from row `j` of a tile what a thread's results need of it; as it is `stored`, or as it is used."""

@@ -1,6 +1,6 @@
 """What the ways of going on with a matrix product's sums have in common.
 
-Lines have a $word for each local name; see `fusepass.codegen.render.cuda_product`.
+Lines have a word for each local name; see `fusepass.codegen.render.cuda_product`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class SumsWriter:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.product, self.program, self.plan = kernel, kernel.anchor, program, plan
         self.pointers, self.printer, self.index_type = pointers, printer, printer.index_type
+        self.c = printer.names.locals
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
         self.sum = next(node for node in kernel.nodes if isinstance(node, ReductionResult))
         self.stat = self._rescaled() if self._is_plain else self.sum
@@ -66,6 +67,7 @@ class SumsWriter:
 
     def rescaled(self) -> Iterable[str]:
         """Multiplies a thread's sums, which are those of two rows, with factors that are 1 as a rule."""
+        c = self.c
         if self.stat is self.sum:
             return
         factor = children(self.stat)[1]
@@ -73,38 +75,43 @@ class SumsWriter:
         along = outside.child()
         places = self._row_axes(along)
         self.printer.expect([factor])
-        rescale = f"fp::rescale($sums[0], $down, {bare(along.value(factor))});"
+        rescale = f"fp::rescale({c.sums}[0], {c.down}, {bare(along.value(factor))});"
         yield from outside.lines
         yield from self._two_rows([*places, *along.lines, rescale])
 
     def _row_axes(self, along: Scope) -> list[str]:
         """Defines what a row of the product stands for, by lines before those of `along`."""
+        c = self.c
         apart, several = self.product.apart, self.kernel.col_count
         if not (apart and self.kernel.cols):
-            along.define_axis(self.rows, "$row")
+            along.define_axis(self.rows, c.row)
             return []
-        along.define_axis(self.rows, "$phase")
-        along.define_axis(self.kernel.cols[0], "$channel")
-        phase = f"$row / {several * apart} * {apart} + $row % {apart}"
+        along.define_axis(self.rows, c.phase)
+        along.define_axis(self.kernel.cols[0], c.channel)
+        phase = f"{c.row} / {several * apart} * {apart} + {c.row} % {apart}"
         return [
-            f"const {self.index_type} $phase = {phase};",
-            f"const {self.index_type} $channel = $row / {apart} % {several};",
+            f"const {self.index_type} {c.phase} = {phase};",
+            f"const {self.index_type} {c.channel} = {c.row} / {apart} % {several};",
         ]
 
     def _outside(self) -> Scope:
+        c = self.c
         outside = Scope(self.printer)
-        outside.define_axis(self.pieces, "$piece" if self.pieces.size > 1 else "0")
-        outside.define_axis(self.batches, "$batch" if self.batches.size > 1 else "0")
+        outside.define_axis(self.pieces, c.piece if self.pieces.size > 1 else "0")
+        outside.define_axis(self.batches, c.batch if self.batches.size > 1 else "0")
         return outside
 
     def _two_rows(self, inside: list[str]) -> Iterable[str]:
         """`inside` for both rows of a thread."""
+        c = self.c
         rows = self.kernel.matrix[2]
         if rows % self.plan.tiling.rows:
-            inside = block(f"if ($row < {rows})", inside)
-        row = self._index("$first_row + $Tile::warp_row() + $lane / 4 + $down * 8")
+            inside = block(f"if ({c.row} < {rows})", inside)
+        row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {c.lane} / 4 + {c.down} * 8")
         yield "#pragma unroll"
-        yield from block("for (int $down = 0; $down < 2; ++$down)", [f"const {self.index_type} $row = {row};", *inside])
+        yield from block(
+            f"for (int {c.down} = 0; {c.down} < 2; ++{c.down})", [f"const {self.index_type} {c.row} = {row};", *inside]
+        )
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""

@@ -12,6 +12,7 @@ from fusepass.codegen.ir.transpose import with_columns
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
+from fusepass.codegen.render.spelling import Constant
 from fusepass.codegen.schedule.plan import Keep, Schedule, Walk
 
 
@@ -84,7 +85,7 @@ class Tile:
 
     axis: Axis | None
     variable: str
-    start: str
+    start: str | Constant
     step: int
     count: int
     scale: int

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.transpose import Transpose, near_step, reused, transpos
 from fusepass.codegen.ir.vectors import at_whole, split_index
 from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES
+from fusepass.codegen.render.spelling import C_TYPES, Constant
 from fusepass.codegen.schedule.plan import Walk
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.transpose import exchange_tile
@@ -97,14 +97,14 @@ class SharedTranspose:
         """The element of the tile at the position that `lanes` computes, or of its vector the first."""
         plan, (lane, group) = frame.schedule, frame.place
         if plan.walk in (Walk.TRANSPOSE, Walk.OUTER):
-            parts = [group] if plan.groups > 1 or plan.unroll == 1 else []
+            parts = [str(group)] if plan.groups > 1 or plan.unroll == 1 else []
             if plan.unroll > 1:
                 parts.append(f"{frame.u} * {plan.groups}" if plan.groups > 1 else frame.u)
             across = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
             along = lane if plan.width == 1 else f"{lane} * {plan.width}"
         else:
             assert frame.arranged.col is not None
-            across, along = group, lanes.index(axis_index(frame.arranged.col))
+            across, along = str(group), lanes.index(axis_index(frame.arranged.col))
         along = along if plan.width == 1 or self.tile.vector > 1 else f"{along} + {frame.v}"
         return self._covered(frame, lanes, across, along) if self.tile.covered else self.at(across, along)
 
@@ -212,9 +212,9 @@ def _realigned(frame: Frame, store: Store, here: Axis, there: Axis, load: Shared
     return SharedTranspose(Transpose(None, store), tile, name, along, across, frame.lane, index, (), realigned=True)
 
 
-def define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> str:
+def define(frame: Frame, scope: Scope, axis: Axis, number: str, width: int) -> Constant:
     """Define `axis` in `scope` as the first point of vector `number` of `width` points; the name of the position."""
     name = frame.names.numbered(axis.name.split()[0])
-    scope.lines.append(f"const {frame.index_type} {name} = {number if width == 1 else f'({number}) * {width}'};")
-    scope.define_axis(axis, name)
-    return name
+    defined = scope.constant(frame.index_type, name, number if width == 1 else f"({number}) * {width}")
+    scope.define_axis(axis, defined)
+    return defined

@@ -35,7 +35,7 @@ from fusepass.codegen.ir.expr import (
 )
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
 from fusepass.codegen.render.numbers import free, length
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
+from fusepass.codegen.render.spelling import C_TYPES, Constant, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
@@ -114,7 +114,8 @@ class Scope:
         self.lines: list[str] = []
         self._values: dict[int, str] = {}
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
-        self._axes: dict[Axis, str] = {}
+        self._axes: dict[Axis, str | Constant] = {}
+        self._read: set[Axis] = set()
         self._atoms: dict[Atom, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         self._vectors: dict[int, str] = {}
@@ -123,9 +124,19 @@ class Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
         return Scope(self.printer, self, conditional=conditional)
 
-    def define_axis(self, axis: Axis, text: str) -> None:
+    def define_axis(self, axis: Axis, text: str | Constant) -> None:
         """`axis` has the value `text` from here on; `text` must need no parentheses as an operand."""
         self._axes[axis] = text
+
+    def constant(self, kind: str, name: str, value: Callable[[], str] | str) -> Constant:
+        """A constant of this `kind`, which is defined here if anything reads it."""
+        made = Constant(kind, name, value)
+        self.lines.append(made.line)
+        return made
+
+    def reads(self, axis: Axis) -> bool:
+        """Whether anything that was printed needs the value that `axis` has from here on."""
+        return axis in self._read
 
     def bind(self, node: Expr, text: str) -> None:
         """`node` is available as `text` from here on."""
@@ -206,7 +217,8 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             if isinstance(atom, Axis) and atom in scope._axes:
-                return scope._axes[atom]
+                scope._read.add(atom)
+                return str(scope._axes[atom])
             if atom in scope._atoms:
                 return scope._atoms[atom]
             scope = scope.parent
