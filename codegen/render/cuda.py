@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cuda_circular_buffer import ring_body
+from fusepass.codegen.render.cuda_circular_buffer import CircularBufferWriter
+from fusepass.codegen.render.cuda_coordinates import LAUNCHED, Grid, framed
 from fusepass.codegen.render.cuda_headers import INDIRECT, Plan, headers_of
-from fusepass.codegen.render.cuda_kernel import kernel_body
-from fusepass.codegen.render.cuda_multi_row import strips_body
+from fusepass.codegen.render.cuda_kernel import KernelWriter
+from fusepass.codegen.render.cuda_multi_row import MultiRowWriter
 from fusepass.codegen.render.cuda_multistage import multistage_text
 from fusepass.codegen.render.cuda_product import product_body
 from fusepass.codegen.render.cuda_register_stationary_pairs import PairsWriter
 from fusepass.codegen.render.cuda_scaled import chunk_text
-from fusepass.codegen.render.cuda_scan import scan_body
+from fusepass.codegen.render.cuda_scan import ScanWriter
 from fusepass.codegen.render.cuda_shared_stationary import shared_stationary_text
 from fusepass.codegen.render.cuda_sparse import SparseWriter
-from fusepass.codegen.render.cuda_together import together_body
+from fusepass.codegen.render.cuda_together import TogetherWriter
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, braces
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
@@ -209,23 +210,23 @@ def _kernel_text(
         else:
             text = multistage_text(kernel, program, plan, pointers, names)
         return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    write = scan_body if kernel.scans else kernel_body
+    writer = ScanWriter if kernel.scans else KernelWriter
     if plan.circular_buffer:
-        alone = ring_body if plan.together == 1 else together_body
-        write = alone if plan.walk is Walk.INNER else strips_body
-    body = write(kernel, program, plan, pointers, names)
+        alone = CircularBufferWriter if plan.together == 1 else TogetherWriter
+        writer = alone if plan.walk is Walk.INNER else MultiRowWriter
+    grid = LAUNCHED if kernel.when is None else Grid(names.exact("number_of_block"), str(plan.blocks))
+    body = writer(framed(kernel, program, plan, pointers, names, grid)).write()
     if kernel.when is not None:
-        body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", plan.blocks, names)
+        body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", grid)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
     return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
 
 
-def _where_wanted(body: list[str], idle: str, blocks: int, names: Identifiers) -> list[str]:
-    """`body` unless a kernel is `idle`: a few of its `blocks`, which do the work of the others, find that out sooner."""
-    number = names.exact("number_of_block")
-    lines = [line.replace("blockIdx.x", number).replace("gridDim.x", str(blocks)) for line in body]
-    head = f"for (unsigned {number} = blockIdx.x; {number} < {blocks}; {number} += gridDim.x)"
-    return [f"if ({idle}) return;", *block(head, [*lines, "__syncthreads();"])]
+def _where_wanted(body: list[str], idle: str, grid: Grid) -> list[str]:
+    """`body`, which is that of a block of `grid`, unless a kernel is `idle`: a few blocks, which do the work of all, find that out sooner."""
+    first, step = LAUNCHED.block, LAUNCHED.blocks
+    head = f"for (unsigned {grid.block} = {first}; {grid.block} < {grid.blocks}; {grid.block} += {step})"
+    return [f"if ({idle}) return;", *block(head, [*body, "__syncthreads();"])]
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
@@ -256,7 +257,7 @@ def _launch(
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
         error = names.exact("error")
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
-        return ["{", *block("", [start, *passed, f"if ({error} != 0) return {error};"])[1:]]
+        return braces([start, *passed, f"if ({error} != 0) return {error};"])
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     if isinstance(plan, Schedule) and plan.cluster > 1:
         shape = f"{plan.cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"

@@ -74,7 +74,7 @@ def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
         frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
         scope = frame.top.child()
         # A thread past the end loads what the last one loads.
-        along = f"{frame.first_along}{stand.along}"
+        along = frame.along(stand.along)
         if frame.leaves_rows(each.along.size, each.tile.along):
             along = f"fp::least({along}, {free(each.along.size - 1)})"
         define(frame, scope, each.along, along, 1)
@@ -108,7 +108,7 @@ def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
             continue
         stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.transposing.buffer
         scope = frame.top.child()
-        along = define(frame, scope, each.along, f"{frame.first_along}{stand.along}", 1)
+        along = define(frame, scope, each.along, frame.along(stand.along), 1)
         across = define(frame, scope, each.across, f"{stand.first}{stand.vector}", width)
         inside = scope.child(conditional=True)
         vector = frame.names.exact(f"{each.name}_out")
@@ -154,7 +154,7 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
         into.lines += part.lines
         return found
 
-    first = frame.first_along.removesuffix(" + ")
+    first = frame.first_along
     start, end = frame.names.exact(f"{pointer}_start"), frame.names.exact(f"{pointer}_end")
     at, before = place(first, inside)
     inside.lines.append(f"const {frame.index_type} {start} = {at};")

@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_neighbours import store_neighbours
 from fusepass.codegen.render.cuda_positions import PositionWriter
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import bare, block
+from fusepass.codegen.render.spelling import bare, block, braces
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from fusepass.errors import ScheduleError
 
@@ -39,7 +39,7 @@ class Along:
             raise ScheduleError(f"{kernel.name} cannot reduce along the last axis")
         self.writer, self.kernel, self.group, self.value = writer, kernel, group, value
         self.covered, self.some = covered, covered != writer.sizes[1]  # whether channels may not exist
-        self.reduction_loops = ReductionLoops(kernel, writer.program, writer.pointers, writer.printer, writer.names, "")
+        self.reduction_loops = ReductionLoops(kernel, writer.program, writer.pointers, writer.printer, writer.names)
 
     def begin(self) -> list[str]:
         """``inside``: which results of a row exist."""
@@ -50,7 +50,7 @@ class Along:
             return [f"const unsigned {c.inside}[{pair}] = {{{', '.join(['0xffffffffu'] * pair)}}};"]
         votes = [*places, f"{c.inside}[{writer.half}] = __ballot_sync(0xffffffffu, {inside});"]
         lines = writer.half.over(votes)
-        return [f"unsigned {c.inside}[{pair}];", "{", *block("", lines)[1:]]
+        return [f"unsigned {c.inside}[{pair}];", *braces(lines)]
 
     def lines(self, pragma: str, width: int) -> list[str]:
         """What is done with the 16 channels ``m``; stores of elements take `width` of them at once."""
@@ -72,7 +72,7 @@ class Along:
             known = [(self.value, c.sum), *handed]
             lines += ["__syncwarp();"] if self._moves else []
             lines += store_neighbours(writer, self.group, self.covered, pragma, width, ahead, known)
-        return ["{", *block("", lines)[1:]]
+        return braces(lines)
 
     @property
     def _moves(self) -> bool:
@@ -89,7 +89,7 @@ class Along:
         ]
         if self._moves:
             scope = self._near(c.channel)
-            scope.bind(self._result(self.value), c.sum)
+            scope.bind(self._result(self.value), c.sum, spare=1)
             self.writer.printer.expect([self.value])
             value = bare(scope.value(self.value))
             each = [
@@ -101,7 +101,7 @@ class Along:
         (reduction_loop,) = self.kernel.reduction_loops
         lines += [f"fp::add_row({self.reduction_loops.state(reduction)}, {c.share});" for reduction in reduction_loop]
         strips = strip.over(lines)
-        return strips if self.writer.on.pair > 1 else ["{", *block("", strips)[1:]]
+        return strips if self.writer.on.pair > 1 else braces(strips)
 
     def _near(self, channel: str) -> Scope:
         """A scope that knows the sample and the channel."""

@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_input import UNROLL, dot, plus, quotient, rema
 from fusepass.codegen.render.cuda_own import Held, OwnValues
 from fusepass.codegen.render.cuda_pairs import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda_positions import Sums
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
     TOGETHER,
@@ -225,9 +225,10 @@ class ChunkWriter(ProductsWriter):
         loop = block(f"for (unsigned {c.i} = {thread}; {c.i} < {copies}; {c.i} += {plan.threads // plan.teams})", lines)
         yield "// begins to fetch the input below a tile, zeros where there is none"
         yield from block(
-            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})", [*self.tile_place(), *loop]
-        )[:-1]
-        yield "};"
+            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})",
+            [*self.tile_place(), *loop],
+            "};",
+        )
 
     # ---- products
 
@@ -275,10 +276,7 @@ class ChunkWriter(ProductsWriter):
             broken = sums.defined if self._own and self.whole else sums
             results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(broken)
         if self._own:
-            results = [
-                *block(f"if ({c.broken})", list(results))[:-1],
-                *block("} else", list(self._own.use(replace(sums, unroll=UNROLL)))),
-            ]
+            results = either(c.broken, results, self._own.use(replace(sums, unroll=UNROLL)))
         lines = [
             f"float {c.sums}[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
             *self.phase.over(self.sum_up()),

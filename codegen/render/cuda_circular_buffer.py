@@ -11,25 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Expr, Load
-from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_ahead import Fetches
 from fusepass.codegen.render.cuda_coming import Coming, Waiting
-from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda_states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Constant, Identifiers, block, written
-from fusepass.codegen.schedule.plan import Schedule
-
-
-def ring_body(
-    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
-) -> list[str]:
-    """The statements of `kernel`; see `kernel_body`."""
-    return CircularBufferWriter(framed(kernel, program, schedule, pointers, names)).write()
+from fusepass.codegen.render.spelling import Constant, block, written
 
 
 class CircularBufferWriter(KernelWriter):

@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda_positions import PositionWriter, Sums
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.cuda_sectors import is_first, store_own
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -142,7 +142,7 @@ class ConvolutionWriter(PositionWriter):
         ]
         if lines:
             places += block(f"if ({c.is_inside})", lines)
-        return [f"unsigned {c.inside}[{self.on.pair}];", *_apart(self.half.over(places))]
+        return [f"unsigned {c.inside}[{self.on.pair}];", *braces(self.half.over(places))]
 
     # ---- reductions over channels
 
@@ -150,9 +150,7 @@ class ConvolutionWriter(PositionWriter):
         """The kernel's reduction loops over channels and its stores: a thread has all channels of its positions, one after another."""
         c = self.c
         kernel = self.kernel
-        reduction_loops = ReductionLoops(
-            kernel, self.program, self.pointers, self.printer, self.names, f"[{self.half}]"
-        )
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, self.half)
         axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
         (stat, *_) = [
             node for node in kernel.nodes if isinstance(node, ReductionResult) and node.reduction == self.anchor.name
@@ -161,7 +159,7 @@ class ConvolutionWriter(PositionWriter):
         def phase(roots: Sequence[Expr], reduction_loop: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
             outer = reduction_loops.row_scope(roots, axes)
             inner = reduction_loops.column(outer, c.channel, stat, reduction_loop, stores)
-            return _apart(self.over_channels(sums, inner, sums.unroll, outer.lines))
+            return braces(self.over_channels(sums, inner, sums.unroll, outer.lines))
 
         for reduction_loop in kernel.reduction_loops:
             yield from (reduction_loops.declared(reduction, f"[{self.on.pair}]") for reduction in reduction_loop)
@@ -170,7 +168,7 @@ class ConvolutionWriter(PositionWriter):
             scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes)
             for store in kernel.row_stores:
                 scope.lines.append(reduction_loops.stored(scope, store))
-            yield from _apart(self.over_positions(sums, scope.lines))
+            yield from braces(self.over_positions(sums, scope.lines))
         if kernel.stores:
             yield from phase([store.value for store in kernel.stores], (), kernel.stores)
 
@@ -183,7 +181,7 @@ class ConvolutionWriter(PositionWriter):
             scope.define_axis(axis, text)
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
-                scope.bind(node, c.sum)
+                scope.bind(node, c.sum, spare=1)
         self.printer.expect(self.kernel.roots)
         for store in self.kernel.stores:
             scope.lines.append(self._store(scope, store))
@@ -201,8 +199,3 @@ class ConvolutionWriter(PositionWriter):
         if not self.on.pace:
             return f"{target}[{index}] = {value};"
         return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)
-
-
-def _apart(lines: Iterable[str]) -> list[str]:
-    """`lines` with names of their own."""
-    return ["{", *block("", lines)[1:]]

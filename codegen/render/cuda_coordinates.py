@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_frame import Frame, Number, Turned
@@ -14,25 +14,44 @@ from fusepass.codegen.schedule.plan import Schedule, Walk
 from fusepass.errors import RenderError
 
 
-def framed(kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers) -> Frame:
-    """The frame of a kernel, which knows what its threads work on."""
+@dataclass(frozen=True)
+class Grid:
+    """The C texts of a block's number, and of how many blocks there are."""
+
+    block: str
+    blocks: str
+
+
+LAUNCHED = Grid("blockIdx.x", "gridDim.x")
+
+
+def framed(
+    kernel: Kernel,
+    program: Program,
+    schedule: Schedule,
+    pointers: dict[str, str],
+    names: Identifiers,
+    grid: Grid = LAUNCHED,
+) -> Frame:
+    """The frame of a kernel, which knows what its threads work on; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     frame = Frame(arrange(kernel, program, schedule), program, schedule, pointers, names)
-    frame.tile = Coordinates(frame).tile()
+    frame.tile = Coordinates(frame, grid).tile()
     return frame
 
 
 class Coordinates:
     """Writes them before all other lines of `frame`, and tells it what they define."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, grid: Grid) -> None:
+        self.grid = grid
         self.frame, self.kernel, self.schedule, self.arranged = frame, frame.kernel, frame.schedule, frame.arranged
         self.names, self.top, self.pointers, self.index_type = frame.names, frame.top, frame.pointers, frame.index_type
 
     def tile(self) -> Tile:
         """What the thread works on; the frame knows its row afterwards."""
-        number = f"{self.index_type}(blockIdx.x)"
+        number = f"{self.index_type}({self.grid.block})"
         if self.schedule.backwards:
-            number = f"{self.index_type}(gridDim.x - 1 - blockIdx.x)"
+            number = f"{self.index_type}({self.grid.blocks} - 1 - {self.grid.block})"
         match self.schedule.walk:
             case Walk.POINTWISE:
                 return self._pointwise(number)
@@ -66,7 +85,7 @@ class Coordinates:
         if plan.cluster > 1:
             return self._in_cluster(number)
         if plan.fetches:
-            self._loop_over_rows(f"{self.index_type}(blockIdx.x)", f"{self.index_type}(gridDim.x)")
+            self._loop_over_rows(f"{self.index_type}({self.grid.block})", f"{self.index_type}({self.grid.blocks})")
         if plan.lanes > 1:
             # A remainder tells the compiler how many threads there are: conditions go where it sees that they hold.
             ends = (
@@ -104,7 +123,7 @@ class Coordinates:
         """A block of a cluster: a part of one row."""
         plan, vectors = self.schedule, self.schedule.vectors(self.kernel.col_count)
         self.top.lines.append("fp::enter_cluster();")
-        self.frame.member = self.frame.constant("member", f"{self.index_type}(blockIdx.x) % {plan.cluster}")
+        self.frame.member = self.frame.constant("member", f"{self.index_type}({self.grid.block}) % {plan.cluster}")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         self.frame.first_of_row = f"{lane} == 0 && {self.frame.member} == 0"
         base = self.frame.constant("first", f"{self.frame.member} * {plan.part}")
@@ -224,7 +243,7 @@ class Coordinates:
             self.frame.own_row = f"unsigned({lane if plan.width == 1 else f'{lane} * {plan.width}'})"
             here = f"{number} * {plan.own_rows // plan.width} + {lane}"
         if plan.exchanges:
-            self.frame.first_along = f"{self.frame.constant('first_row', f'{number} * {rows}')} + "
+            self.frame.first_along = self.frame.constant("first_row", f"{number} * {rows}")
             self.frame.place = lane, group
         self._define_row(here if plan.width == 1 else f"({here}) * {plan.width}", rows, plan.width)
         return self._tile(group, plan.groups, self.kernel.col_count, 1)
@@ -260,7 +279,7 @@ class Coordinates:
         if plan.turned:
             turned = self.frame.turned = Turned(lane, *map(self.names.exact, ("turned", "row", "live")))
             along = lane = turned.place
-        self.frame.first_along, self.frame.place = f"{first} + ", (lane, group)
+        self.frame.first_along, self.frame.place = first, (lane, group)
         if plan.overlap:
             self.frame.own_row = f"unsigned({along})"
         if not plan.turned:

@@ -31,7 +31,7 @@ def read_covered(frame: Frame, each: SharedTranspose) -> list[str]:
 
     array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
     scope = frame.top.child(conditional=not full)
-    along, count = f"{frame.first_along}{line}", str(tile.across)
+    along, count = frame.along(line), str(tile.across)
     if frame.leaves_rows(each.along.size, tile.along):  # what follows the last row is loaded as that
         along = f"fp::least({along}, {free(each.along.size - 1)})"
     define(frame, scope, each.along, along, 1)

@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda_copies import Copies
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_staged_windows import StagedWindows, loop
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, Constant, block
 from fusepass.codegen.schedule.deep import STAGES, weights_apart, weights_of_iteration, weights_of_tile
 from fusepass.codegen.schedule.plan import Schedule
 
@@ -83,7 +83,7 @@ class Iterations:
                 within += f" % {axis.size}"
             elif self.plan.parts > 1:
                 within += f" * {self.plan.parts}"
-            name, here = frame.names.numbered(axis.name), partial("{}{}".format, number, within)
+            name, here = frame.names.numbered(axis.name), partial(_part, number, within)
             scope.define_axis(axis, scope.constant(frame.index_type, name, here))
 
     def moved(self, scope: Scope, step: str, load: Load) -> tuple[str, str]:
@@ -97,6 +97,10 @@ class Iterations:
         index = sum((axis_index(axis) * stride for axis, stride in strides), Index())
         scope.lines.append(f"const {self.frame.index_type} {name} = {scope.index(index)};")
         return name
+
+
+def _part(number: Constant, within: str) -> str:
+    return f"{number}{within}"
 
 
 class WeightCopies(Copies):

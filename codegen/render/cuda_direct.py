@@ -153,7 +153,7 @@ class Direct(SumsWriter):
         are stored at once has no index."""
         here = along.child()
         here.define_axis(self.columns, self._column(number))
-        here.bind(self.stat, self._own_sum(number))
+        here.bind(self.stat, self._own_sum(number), spare=3)
         stored = []
         for store in self.kernel.stores:
             buffer = self.program.buffer(store.buffer)

@@ -60,7 +60,7 @@ class Epilogue(SumsWriter):
         along = outside.child()
         places = self._row_axes(along)
         here = along.child()
-        here.bind(self.stat, c.sum)
+        here.bind(self.stat, c.sum, spare=1)
         self.printer.expect([self.ready])
         value = bare(here.value(self.ready))
         each = [
@@ -106,7 +106,7 @@ class Epilogue(SumsWriter):
         here = along.child()
         here.define_axis(self.rows, c.row)
         self.printer.expect(self.kernel.roots)
-        here.bind(self.ready, c.sum)
+        here.bind(self.ready, c.sum, spare=1)
         # What is computed where it need not exist, and what is done where it does.
         ahead, stores = list[str](), list[str]()
         for number, store in enumerate(self.kernel.stores):

@@ -282,6 +282,10 @@ class Frame:
         """The same of `count` rows, by steps between which blocks may overlap."""
         return bool(self.schedule.overlap) or self.may_leave(count, step)
 
+    def along(self, place: str) -> str:
+        """A point of the block's tile along the vectors, of which `place` counts from the first."""
+        return f"{self.first_along} + {place}" if self.first_along else place
+
     def constant(self, name: str, value: str) -> str:
         """The name of a constant of this value, which it defines in the outermost scope."""
         found = self.names.exact(name)
@@ -362,7 +366,7 @@ def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
     row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
     assert row is not None
     stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
-    begin, first = scope.child(), frame.first_along.removesuffix(" + ")
+    begin, first = scope.child(), frame.first_along
     begin.define_axis(row, first)
     past = f"fp::mod({begin.index(stored)}, {plan.overlap})"
     scope.lines += [

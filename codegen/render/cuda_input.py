@@ -161,8 +161,7 @@ class TileWriter:
             kind = f"widen_numbers<{C_TYPES[self.source.dtype]}, {self.input.vector}>"
         one = f"fp::{kind}({tile} + {self.in_tile(self.c.channel)});"
         yield "// makes of what this thread has fetched what is multiplied"
-        yield from block(head, block(self.copies, [pragma, *block(over_channels, [one])]))[:-1]
-        yield "};"
+        yield from block(head, block(self.copies, [pragma, *block(over_channels, [one])]), "};")
 
     def from_origin(self, offset: Sequence[int]) -> int:
         """Where a tap lies in a channel of the tile, from the place of a position."""

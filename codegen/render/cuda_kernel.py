@@ -13,10 +13,9 @@ from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load, ReductionResult
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.ir.output_tiles import deep_windows
-from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.ir.program import Reduction, Store
 from fusepass.codegen.render.cuda_across import read_in, write_out
 from fusepass.codegen.render.cuda_ahead import Fetches, prefetch_row
-from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_deep import DeepTiles
 from fusepass.codegen.render.cuda_ends import Ends
 from fusepass.codegen.render.cuda_frame import Around, Frame
@@ -43,16 +42,8 @@ from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.cuda_windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Constant, Identifiers, bare, block, written
-from fusepass.codegen.schedule.plan import Schedule
+from fusepass.codegen.render.spelling import Constant, bare, block, written
 from fusepass.errors import RenderError
-
-
-def kernel_body(
-    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
-) -> list[str]:
-    """The statements of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return KernelWriter(framed(kernel, program, schedule, pointers, names)).write()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ that need it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.ir.expr import Load, ReduceOp
@@ -16,6 +17,20 @@ from fusepass.codegen.render.cuda_staged_windows import loop, times
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.errors import RenderError
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """An array of what a window loads that is the same along the line: an element for each tap if there are `several`, and of a vector's
+    elements the one that `lane` says."""
+
+    load: Load
+    name: str
+    several: bool
+    lane: str
+
+    def at(self, tap: str) -> str:
+        return f"{self.name}[{tap if self.several else '0'}]{self.lane}"
 
 
 class LineWindows:
@@ -78,7 +93,7 @@ class LineWindows:
             lines = ["#pragma unroll" if few else "#pragma unroll 1", *block(head, lines)]
         return lines if window.others else block("", lines)
 
-    def _fixed(self, window: LineWindow, scope: Scope) -> list[tuple[Load, str]]:
+    def _fixed(self, window: LineWindow, scope: Scope) -> list[_Fixed]:
         """Load what is the same for all results of a line: for each point of the window, as vectors of channels where they are neighbours."""
         frame, found = self.frame, []
         for load in window.fixed:
@@ -101,11 +116,10 @@ class LineWindows:
             count = window.tap.size if window.tap in load.index.axes else 1
             kind = f"fp::Vec<{element}, {width}>" if lanes else element
             scope.lines += [f"{kind} {name}[{count}];", *loop(taken, count, lines)]
-            place = "{tap}" if count > 1 else "0"
-            found.append((load, f"{name}[{place}]" + (f"[{frame.v}]" if lanes else "")))
+            found.append(_Fixed(load, name, several=count > 1, lane=f"[{frame.v}]" if lanes else ""))
         return found
 
-    def _points(self, window: LineWindow, scope: Scope, state: str, fixed: Sequence[tuple[Load, str]]) -> list[str]:
+    def _points(self, window: LineWindow, scope: Scope, state: str, fixed: Sequence[_Fixed]) -> list[str]:
         """Go over the points of the line, and push each to the results that need it."""
         frame, plan = self.frame, self.frame.schedule
         point, shared = frame.names.numbered("point"), window.shared(plan.unroll)
@@ -114,7 +128,7 @@ class LineWindows:
             return self._shared(window, shared, here, point, state, names, is_there)
         tap, beyond = frame.names.numbered(window.tap.name), f"{point} - {times(frame.u, window.step)}"
         into = f"{state} + {times(frame.u, self._states_of(window))}" if plan.unroll > 1 else state
-        pushed = self._push(window, here, into, names, [(load, text.format(tap=tap)) for load, text in fixed], tap)
+        pushed = self._push(window, here, into, names, fixed, tap)
         needed = f"{tap} >= 0 && {tap} < {window.tap.size}"
         needed += f" && {is_there}" if is_there else ""
         here.lines += loop(frame.u, plan.unroll, [f"const int {tap} = {beyond};", *block(f"if ({needed})", pushed)])
@@ -175,7 +189,7 @@ class LineWindows:
         scope: Scope,
         into: str,
         names: Sequence[str],
-        fixed: Sequence[tuple[Load, str]],
+        fixed: Sequence[_Fixed],
         tap: str,
     ) -> list[str]:
         """Add a point to the states from `into` on."""
@@ -187,7 +201,7 @@ class LineWindows:
         lanes.define_axis(frame.lane, frame.v)
         for load, name in zip(window.moving, names, strict=True):
             lanes.bind(load, f"{name}[{frame.v}]")
-        for load, text in fixed:
-            lanes.bind(load, text)
+        for each in fixed:
+            lanes.bind(each.load, each.at(tap))
         value = lanes.pushed(window.value)
         return loop(frame.v, plan.width, [*lanes.lines, f"({into})[{frame.v}].{value};"])

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import block, braces
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.codegen.schedule_product.tiles import WARP_ROWS
 
@@ -40,7 +40,7 @@ class Lines:
         self.kernel, self.tiling, self.ready, self.index_type = kernel, plan.tiling, ready, printer.index_type
         self.apart, self.c = kernel.anchor.apart, printer.names.locals
         printer.along = frozenset(kernel.cols)
-        self.reduction_loops = ReductionLoops(kernel, program, pointers, printer, printer.names, "")
+        self.reduction_loops = ReductionLoops(kernel, program, pointers, printer, printer.names)
 
     @property
     def _groups(self) -> int:
@@ -192,4 +192,4 @@ def _leads(roots: Sequence[Expr], node: Expr, ready: Expr) -> bool:
 
 def _inside(head: str, lines: Sequence[str]) -> list[str]:
     """`lines` with names of their own, where `head` says."""
-    return block(head, lines) if head else ["{", *block("", lines)[1:]]
+    return block(head, lines) if head else braces(lines)

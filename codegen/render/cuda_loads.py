@@ -13,7 +13,7 @@ from fusepass.codegen.render.cuda_frame import Frame, Number
 from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Constant, block
+from fusepass.codegen.render.spelling import C_TYPES, Constant, block, braces
 from fusepass.codegen.schedule.plan import Walk
 
 
@@ -128,7 +128,7 @@ def load_steps(frame: Frame, scope: Scope, tile: Tile, start: str | Constant, ah
         lines = _loads(
             frame, scope, tile, f"fp::least({start}, {tile.last})" if tile.tail else Number(start, ""), first
         )
-        scope.lines += ["{", *block("", lines)[1:]]
+        scope.lines += braces(lines)
     fill_steps(frame, scope, tile, start, [each for each in ahead if not each.same])
 
 

@@ -15,7 +15,7 @@ from fusepass.codegen.render.cuda_definition import repair
 from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_multistage_copies import FIELDS, LAST, LOADS, SWAPS, MultistageCopies
 from fusepass.codegen.render.cuda_positions import Sums
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Identifiers, block, braces
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
@@ -38,16 +38,14 @@ class _Writer(MultistageCopies):
             f"float {c.sums}[{on.pair}]{self._sums()} = {{}};",
             f"bool {c.last};",
             _ONCE,
-            *block("do", self._piece())[:-1],
-            f"}} while (!{c.last});",
+            *block("do", self._piece(), f"}} while (!{c.last});"),
             *self._results(),
         ]
         if len(on.phases) > 1:
             head = f"for (int {c.phase} = 0; {c.phase} < {len(on.phases)}; {c.phase} += {on.pair})"
             group = [_ONCE, *block(head, group)]
         else:
-            group = block("", group)
-            group[0] = "{"
+            group = braces(group)
         if self.states:
             group += ["__syncthreads();", *self.states.end(self._from_row(c.first_row), self.end_channel)]
         body = [
@@ -129,8 +127,7 @@ class _Writer(MultistageCopies):
             f"const float* const {c.near} = {c.mine} + {self.at_name}[{c.what}[0] + {c.s}];",
             *self.part.over(n.over(from_memory)),
         ]
-        yield from block(f"const auto {c.load} = [&](float (&{c.a})[{2 * plan.parts}][4], int {c.s})", load)[:-1]
-        yield "};"
+        yield from block(f"const auto {c.load} = [&](float (&{c.a})[{2 * plan.parts}][4], int {c.s})", load, "};")
         yield f"const uint64_t {c.high} = fp::tile_descriptor({weights}, 128, 256);"
         units = plan.units * SLICE_FLOATS // 4  # of 16 bytes, from slice to slice
         if self.rounds:

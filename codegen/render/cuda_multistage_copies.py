@@ -150,9 +150,10 @@ class MultistageCopies(ConvolutionWriter):
         yield "// begins to fetch slices of weights"
         head = f"const auto {c.fetch_weights} = [&](int {c.first}, int {c.count}, int {c.chunk}, float* {c.to})"
         yield from block(
-            head, block(f"for (int {c.i} = {c.warp}; {c.i} < {c.count} * {plan.units}; {c.i} += {WARPS})", copy)
-        )[:-1]
-        yield "};"
+            head,
+            block(f"for (int {c.i} = {c.warp}; {c.i} < {c.count} * {plan.units}; {c.i} += {WARPS})", copy),
+            "};",
+        )
 
     def _fetch_input(self) -> Iterable[str]:
         """How the input of a chunk below a tile is fetched, and settled once it is there, by the thread that fetched it."""
@@ -184,8 +185,7 @@ class MultistageCopies(ConvolutionWriter):
             f"const int {c.from_channel} = {c.chunk} * {channels};",
             *block(self.copies, lines),
         ]
-        yield from block(f"const auto {c.fetch_input} = [&](int {c.number}, int {c.chunk}, float* {c.to})", inner)[:-1]
-        yield "};"
+        yield from block(f"const auto {c.fetch_input} = [&](int {c.number}, int {c.chunk}, float* {c.to})", inner, "};")
         settle = f"const auto {c.settle_input} = [&](float* {c.to})"
         yield from self.settling(settle, c.to, over_channels, "#pragma unroll 8")
 
@@ -211,5 +211,4 @@ class MultistageCopies(ConvolutionWriter):
         ]
         yield f"int {c.tile_ahead} = {self._first_tile()}, {c.piece_ahead} = 0, {c.stage_ahead} = 0, {c.slot_ahead} = 0;"
         lines = [*block(f"if ({c.tile_ahead} < {self.tile_count})", ready), "fp::end_copies();"]
-        yield from block(f"const auto {c.fetch_piece} = [&]()", lines)[:-1]
-        yield "};"
+        yield from block(f"const auto {c.fetch_piece} = [&]()", lines, "};")

@@ -55,7 +55,7 @@ def _row(writer: PositionWriter, room: str, width: int, some: bool, known: Seque
             scope.define_axis(axis, text)
     values = [store.value for store in kernel.stores]
     for node, text in known or [(node, c.sum) for node in walk(*values) if isinstance(node, ReductionResult)]:
-        each.bind(node, text)
+        each.bind(node, text, spare=1)
     writer.printer.expect(values)
     element = Loop(c.e, width)
     begin, end = [], []

@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.cuda_partials import PositionStates, state_type
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Locals, bare, block
+from fusepass.codegen.render.spelling import Locals, bare, block, either
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 
 
@@ -111,12 +111,11 @@ class OwnValues:
 
     def pushed(self, inside: str, whole: str) -> Iterable[str]:
         """Adds the values to what was found."""
-        for every, head in (("true", f"if ({inside} == {whole})"), ("false", "} else")):
-            push = self.held.push(every)
-            pushed = [
-                f"{push}({self._state(number)}, {self.held.sums}, {inside});" for number in range(len(self.reductions))
-            ]
-            yield from block(head, pushed)[: -1 if every == "true" else None]
+        every, some = (
+            [f"{push}({self._state(number)}, {self.held.sums}, {inside});" for number in range(len(self.reductions))]
+            for push in map(self.held.push, ("true", "false"))
+        )
+        return either(f"{inside} == {whole}", every, some)
 
     def end(self) -> Iterable[str]:
         """Adds what was found in a tile to the warp's states."""
@@ -141,7 +140,7 @@ class OwnValues:
         each = shared.child()
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
-                each.bind(node, c.sum)
+                each.bind(node, c.sum, spare=1)
         value = bare(each.value(self.value))
         lines = [
             f"const int {c.row} = {self.held.row(str(channel))}, {c.channel} = {self.writer.first_channel} + {c.row};",

@@ -107,7 +107,7 @@ def _one(writer: PositionWriter, shared: Scope, number: int) -> Scope:
     here.define_axis(kernel.rows[-1], c.beside if number else writer.axes[-1])
     for node in kernel.nodes:
         if isinstance(node, ReductionResult):
-            here.bind(node, f"{c.two}[{number}]")
+            here.bind(node, f"{c.two}[{number}]", spare=1)
     return here
 
 

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, block, braces
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
@@ -100,7 +100,7 @@ class RowStates(PartialStores):
             ]
             yield from lines
         else:
-            yield from ["{", *block("", [f"constexpr int {c.down} = 0;", *lines])[1:]]
+            yield from braces([f"constexpr int {c.down} = 0;", *lines])
 
     def begun(self) -> Iterable[str]:
         """States of a warp's 16 rows, before what it lays out is `added`, and `ended` at last."""
@@ -314,7 +314,7 @@ class PositionStates(PartialStores):
         lines = [f"const fp::Share<{on.pair}> {c.share}({c.room}, {on.staged_pitch}, {c.inside});"]
         for number in range(len(self.partials.reductions)):
             lines.append(f"fp::leave_row({self.of_iteration(number)} + {self.rows} * {ROWS}, {c.share});")
-        return ["__syncwarp();", "{", *block("", lines)[1:]]
+        return ["__syncwarp();", *braces(lines)]
 
     def of_iteration(self, number: int) -> str:
         """Where the warp's states of a reduction lie, those of the channels of an iteration."""
@@ -337,7 +337,7 @@ class PositionStates(PartialStores):
         lines += block(f"if ({c.channel} < {end_channel})", self.stored(c.sample, c.channel, c.piece_of))
         head = " && ".join(filter(None, [f"{thread} < {channels}" if channels < 32 * self.warps else "", self._ends()]))
         yield f"const int {c.piece_of} = {self._piece()};"
-        yield from block(f"if ({head})", lines) if head else ["{", *block("", lines)[1:]]
+        yield from block(f"if ({head})", lines) if head else braces(lines)
 
     def _piece(self) -> str:
         """The piece that a tile belongs to."""

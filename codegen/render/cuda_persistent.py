@@ -47,8 +47,8 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
         yield from block(
             f"const auto {c.fetch} = [&](int {c.number}, float* {c.to})",
             [*self.tile_place(), *block(self.copies, lines)],
-        )[:-1]
-        yield "};"
+            "};",
+        )
 
     @property
     def over_channels_of_input(self) -> str:

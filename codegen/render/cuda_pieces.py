@@ -29,7 +29,7 @@ class _Piece:
         self._number = f"const int {self.access} = int(threadIdx.x){iteration};"
         if self.steps == 1:
             frame.top.lines.append(self._number)
-        first = frame.first_along.removesuffix(" + ")
+        first = frame.first_along
         begin = frame.constant(f"{each.name}_start", f"{first} * {free(columns)}")
         self.start = f"{begin} + {self.access} * {each.piece}"
         self._count = each.along.size * columns

@@ -8,6 +8,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.render.cuda_input import Loop
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare
 
@@ -15,8 +16,7 @@ from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare
 class ReductionLoops:
     """The lines of a kernel's phases; the anchor's result at hand is ``sum``.
 
-    Attributes:
-        suffix: behind the name of a state, where a thread has several rows.
+    `rows` is the loop over a thread's rows, where it may have several.
     """
 
     def __init__(
@@ -26,11 +26,12 @@ class ReductionLoops:
         pointers: dict[str, str],
         printer: Printer,
         names: Identifiers,
-        suffix: str,
+        rows: Loop | None = None,
     ) -> None:
         assert kernel.anchor is not None
         self.kernel, self.program, self.pointers, self.printer, self.names = kernel, program, pointers, printer, names
-        self.anchor, self.suffix, self.c = kernel.anchor.name, suffix, names.locals
+        self.anchor, self._rows, self.c = kernel.anchor.name, rows, names.locals
+        self._suffix = f"[{rows}]" if rows is not None else ""
         self._states: dict[str, str] = {}
 
     def declared(self, reduction: Reduction, several: str = "") -> str:
@@ -42,15 +43,18 @@ class ReductionLoops:
         """The name of a state that was declared."""
         return self._states[reduction.name]
 
-    def row_scope(self, roots: Sequence[Expr], axes: dict[Axis, str], suffix: str | None = None) -> Scope:
-        """What is the same for all columns of a row, at `axes`; `suffix` for another row than the one at hand."""
-        suffix = self.suffix if suffix is None else suffix
+    def row_scope(self, roots: Sequence[Expr], axes: dict[Axis, str], row: str = "") -> Scope:
+        """What is the same for all columns of a row, at `axes`: of the thread's row at hand, or of that number."""
+        suffix, spare = self._suffix, 0
+        if self._rows is not None:
+            at = row or str(self._rows)
+            suffix, spare = f"[{at}]", 1 + len(self._rows.variable) - len(at)
         scope = Scope(self.printer)
         for axis, text in axes.items():
             scope.define_axis(axis, text)
         for node in walk(*roots):
             if isinstance(node, ReductionResult) and node.reduction in self._states:
-                scope.bind(node, f"{self._states[node.reduction]}{suffix}.part<{node.part}>()")
+                scope.bind(node, f"{self._states[node.reduction]}{suffix}.part<{node.part}>()", spare=spare)
         self.printer.expect(roots)
         return scope
 
@@ -70,10 +74,10 @@ class ReductionLoops:
         """
         inner = outer.child()
         inner.define_axis(self.kernel.cols[0], column)
-        inner.bind(ready, self.c.sum)
+        inner.bind(ready, self.c.sum, spare=1)
         for reduction in reduction_loop:
             values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
-            inner.lines.append(f"{self._states[reduction.name]}{self.suffix}.push({values});")
+            inner.lines.append(f"{self._states[reduction.name]}{self._suffix}.push({values});")
         inner.lines += [self.stored(inner, store) for store in stores]
         inner.lines += [f"{place} = {bare(inner.value(kept))};"] if kept is not None else []
         return inner.lines

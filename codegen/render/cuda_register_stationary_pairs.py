@@ -15,7 +15,7 @@ from fusepass.codegen.render.cuda_input import UNROLL, Loop, plus
 from fusepass.codegen.render.cuda_own import Held
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Identifiers, block, braces, either
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule, pattern_of
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
@@ -114,7 +114,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         c = self.c
         plan, on = self.plan, self.on
         if plan.reduces:
-            lines = [*block(f"if ({c.broken})", self._computed())[:-1], *block("} else", self._reduced())]
+            lines = either(c.broken, self._computed(), self._reduced())
         else:
             lines = [f"float {c.sums}[{plan.rows}][{COLUMNS}][4];"]
             for group in range(0, COLUMNS, plan.together):
@@ -132,14 +132,8 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         together = self.plan.together
         places = ", ".join(f"{c.tile} + ({self.group_place(f'({group}{plus(more)})')})" for more in range(together))
         call = f"{c.pairs}.multiply<{self.plan.chain}>({c.sums}, {at}, {c.held}, {c.places});"
-        return (
-            [f"const float* const {c.places}[{together}] = {{{places}}};", call]
-            if self.plan.reduces
-            else [
-                "{",
-                *block("", [f"const float* const {c.places}[{together}] = {{{places}}};", call])[1:],
-            ]
-        )
+        lines = [f"const float* const {c.places}[{together}] = {{{places}}};", call]
+        return lines if self.plan.reduces else braces(lines)
 
     def _reduced(self) -> list[str]:
         """Where nothing is stored, values of positions that are multiplied at once are reduced where their sums were."""
@@ -162,5 +156,4 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         if self._own is None:
             yield from self.epilogue(sums)
             return
-        yield from block(f"if ({self.c.broken})", self._computed())[:-1]
-        yield from block("} else", list(self._own.use(replace(sums, unroll=UNROLL))))
+        yield from either(self.c.broken, self._computed(), self._own.use(replace(sums, unroll=UNROLL)))

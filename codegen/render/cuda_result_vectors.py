@@ -104,7 +104,7 @@ class ResultVectors:
             self.printer.few = few_digits(lanes, self.program)
         roots = [*values, *([partial] if partial is not None else [])]
         self.printer.expect(roots)
-        each.bind(self._split(ready), f"{c.laid}[{c.i}]")
+        each.bind(self._split(ready), f"{c.laid}[{c.i}]", spare=2)
         self._load(roots, here, each)
         behind = []
         for number, (store, value) in enumerate(zip(kernel.stores, values, strict=True)):
@@ -168,7 +168,7 @@ class ResultVectors:
             at = f"{self.pointers[load.buffer]} + ({here.index(self._first(load.index))})"
             kind, width = C_TYPES[buffer.dtype], self.taken.width
             here.lines.append(f"const fp::Vec<{kind}, {width}> {name} = fp::load_vector<{width}>({at});")
-            each.bind(load, f"{name}[{self.c.i}]")
+            each.bind(load, f"{name}[{self.c.i}]", spare=1)
 
     def _split(self, value: Expr) -> Expr:
         return split_value(value, self.columns, self.lane, self.builder)

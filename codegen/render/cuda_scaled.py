@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_input import Loop, dot, quotient, remainder
 from fusepass.codegen.render.cuda_positions import Sums
 from fusepass.codegen.render.cuda_reduction_loops import ReductionLoops
-from fusepass.codegen.render.spelling import Identifiers, Locals, block
+from fusepass.codegen.render.spelling import Identifiers, Locals, block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
@@ -128,7 +128,7 @@ class _ScalingWriter(ChunkWriter):
         if not self._reduces_registers():
             return super().reductions(sums)
         computed = list(super().reductions(sums.defined))
-        return [*block(f"if ({self.c.broken})", computed)[:-1], *block("} else", self._reduced_registers(sums))]
+        return either(self.c.broken, computed, self._reduced_registers(sums))
 
     def _reduces_registers(self) -> bool:
         kernel = self.kernel
@@ -143,7 +143,8 @@ class _ScalingWriter(ChunkWriter):
         """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
         c = self.c
         kernel, (reduction_loop,), t = self.kernel, self.kernel.reduction_loops, Loop(c.t, 2)
-        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, f"[{c.j}]")
+        j = Loop(c.j, 4)
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, j)
         states = [reduction_loops.declared(reduction, "[4]") for reduction in reduction_loop]
         values = [value for reduction in reduction_loop for value in reduction.values]
         (stat,) = [
@@ -172,10 +173,10 @@ class _ScalingWriter(ChunkWriter):
             own += [f"{name}[0] = fp::chosen({c.lane} % 4 == {c.j}, {name}[{c.j}], {name}[0]);"]
         places, inside = self.position(sums.group, f"({c.lane} % 4 * 8 + {c.lane} / 4)")
         axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
-        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes, "[0]")
+        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes, "0")
         scope.lines += [reduction_loops.stored(scope, store) for store in kernel.row_stores]
         stored = block(f"if ({inside})", scope.lines)
-        return [*states, *pushed, *Loop(c.j, 4).over(own), *places, *stored]
+        return [*states, *pushed, *j.over(own), *places, *stored]
 
     def factors(self) -> tuple[list[str], str]:
         c = self.c

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Position, Prefix
-from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_frame import Around, Frame
 from fusepass.codegen.render.cuda_kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda_loads import Ahead, load_steps, loads_ahead
@@ -17,15 +15,8 @@ from fusepass.codegen.render.cuda_tile import Tile
 from fusepass.codegen.render.cuda_turns import in_turns
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block, written
-from fusepass.codegen.schedule.plan import Schedule, Walk
-
-
-def scan_body(
-    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
-) -> list[str]:
-    """The statements of `kernel`, which scans; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return ScanWriter(framed(kernel, program, schedule, pointers, names)).write()
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, written
+from fusepass.codegen.schedule.plan import Walk
 
 
 class ScanWriter(KernelWriter):

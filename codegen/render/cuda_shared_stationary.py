@@ -241,8 +241,7 @@ class _Writer(PersistentWriter):
         ]
         begin = "" if first == "0" else f"{first} + "
         load = [*self._near(f"({begin}{c.s})"), *n.over(from_memory)]
-        yield from block(f"const auto {c.load} = [&](float (&{c.a})[2][4], int {c.s})", load)[:-1]
-        yield "};"
+        yield from block(f"const auto {c.load} = [&](float (&{c.a})[2][4], int {c.s})", load, "};")
         slice_units = self.plan.channels * 2
         count = last if first == "0" else f"{last} - {first}"
         at = f"fp::tile_descriptor({c.weights}, 128, 256)" + ("" if first == "0" else f" + {first} * {slice_units}")

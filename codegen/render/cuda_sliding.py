@@ -148,4 +148,4 @@ def line(along: Line, width: int, into: str, part: tuple[str, str, str], lines: 
     """The call that reduces windows along a line; `part`: the states' type, and the names of a part's number and states, for which `lines` are."""
     state, number, name = part
     of = f"fp::Line<{along.count}, {along.step}, {along.apart}, {along.size}, {along.together}>::reduce<{width}>"
-    return [*block(f"{of}({into}, [&](int {number}, {state}* {name})", lines)[:-1], "});"]
+    return block(f"{of}({into}, [&](int {number}, {state}* {name})", lines, "});")

@@ -13,7 +13,7 @@ from fusepass.codegen.render.cuda_convolution import ConvolutionText
 from fusepass.codegen.render.cuda_input import quotient, remainder
 from fusepass.codegen.render.cuda_own import Held
 from fusepass.codegen.render.cuda_register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import Identifiers, block, either
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, PLACE_BYTES, SET_POSITIONS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
@@ -129,8 +129,11 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         groups = f"for (int {c.set} = {c.warp} / {NEIGHBOURS}; {c.set} < {prod(plan.shape)}; {c.set} += {plan.groups})"
         return [
             *self._own.begin(),
-            *block(f"if ({c.broken})", ["#pragma unroll 1", *block(sets, computed)])[:-1],
-            *block("} else", ["#pragma unroll 1", *block(groups, multiplied)]),
+            *either(
+                c.broken,
+                ["#pragma unroll 1", *block(sets, computed)],
+                ["#pragma unroll 1", *block(groups, multiplied)],
+            ),
             *self._own.end(),
         ]
 

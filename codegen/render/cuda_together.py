@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Expr
-from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda_circular_buffer import CircularBufferWriter
-from fusepass.codegen.render.cuda_coordinates import framed
 from fusepass.codegen.render.cuda_frame import Frame
 from fusepass.codegen.render.cuda_states import State, exchange_places, name_results
-from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.schedule.plan import Schedule
-
-
-def together_body(
-    kernel: Kernel, program: Program, schedule: Schedule, pointers: dict[str, str], names: Identifiers
-) -> list[str]:
-    """The statements of `kernel`; see `kernel_body`."""
-    return TogetherWriter(framed(kernel, program, schedule, pointers, names)).write()
+from fusepass.codegen.render.spelling import block
 
 
 class TogetherWriter(CircularBufferWriter):

@@ -113,6 +113,7 @@ class Scope:
         self.conditional = conditional
         self.lines: list[str] = []
         self._values: dict[int, str] = {}
+        self._spare: dict[int, int] = {}
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
         self._axes: dict[Axis, str | Constant] = {}
         self._read: set[Axis] = set()
@@ -138,9 +139,12 @@ class Scope:
         """Whether anything that was printed needs the value that `axis` has from here on."""
         return axis in self._read
 
-    def bind(self, node: Expr, text: str) -> None:
-        """`node` is available as `text` from here on."""
+    def bind(self, node: Expr, text: str, *, spare: int = 0) -> None:
+        """`node` is available as `text` from here on; `spare` is by how many characters it may be longer in another kernel, for a line not
+        to be broken there and whole here.
+        """
         self._values[id(node)] = text
+        self._spare[id(node)] = spare
         self._bound.append(node)
 
     def value(self, node: Expr) -> str:
@@ -153,7 +157,7 @@ class Scope:
         home = self._home(node)
         if home is self and self._inlines(node):
             text = self._expression(node)
-            if length(text, general=self.printer.general) <= _INLINE_LENGTH:
+            if length(text, general=self.printer.general) + self._may_grow(node) <= _INLINE_LENGTH:
                 return text if isinstance(node, Apply) and is_call(node.op) else f"({text})"
             return self._name(node, text)
         return home._define(node)
@@ -194,6 +198,15 @@ class Scope:
                 return scope._values[id(node)]
             scope = scope.parent
         return None
+
+    def _may_grow(self, node: Expr) -> int:
+        """By how much the text of an expression may be longer in another kernel."""
+        scope: Scope | None = self
+        while scope is not None:
+            if id(node) in scope._values:
+                return scope._spare.get(id(node), 0)
+            scope = scope.parent
+        return sum(map(self._may_grow, children(node))) if isinstance(node, Apply) else 0
 
     def _provides(self, need: Need) -> bool:
         if isinstance(need, ReductionResult | Prefix):

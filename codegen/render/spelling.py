@@ -238,6 +238,16 @@ def indented(lines: Iterable[str]) -> list[str]:
     return ["    " + line if line else line for line in written(lines)]
 
 
-def block(head: str, lines: Iterable[str]) -> list[str]:
-    """`head { lines }`."""
-    return [f"{head} {{", *indented(lines), "}"]
+def block(head: str, lines: Iterable[str], end: str = "}") -> list[str]:
+    """`head { lines }`; `end` is the line that closes it."""
+    return [f"{head} {{", *indented(lines), end]
+
+
+def braces(lines: Iterable[str]) -> list[str]:
+    """`lines` with names of their own."""
+    return ["{", *indented(lines), "}"]
+
+
+def either(condition: str, lines: Iterable[str], others: Iterable[str]) -> list[str]:
+    """`lines` where the condition holds, else `others`."""
+    return [*block(f"if ({condition})", lines, "} else {"), *indented(others), "}"]
