@@ -11,6 +11,7 @@ from functools import cached_property
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Const, Op
 from fusepass.codegen.render.numbers import free
+from fusepass.errors import RenderError
 
 C_TYPES = {
     DType.BOOL: "bool",
@@ -204,7 +205,7 @@ def is_call(op: Op) -> bool:
 class Definition(str):
     """The line of a `Constant`: none until something reads it."""
 
-    text = ""
+    text, is_written = "", False
 
 
 class Constant:
@@ -217,6 +218,8 @@ class Constant:
 
     def __str__(self) -> str:
         if not self.line.text:
+            if self.line.is_written:
+                raise RenderError(f"{self._name} is read outside the block that defines it")
             value = self._value if isinstance(self._value, str) else self._value()
             self.line.text = f"const {self._kind} {self._name} = {value};"
         return self._name
@@ -226,10 +229,11 @@ def written(lines: Iterable[str]) -> list[str]:
     """`lines` when all that reads their constants has been printed: definitions of those that nothing reads are left out."""
     texts = list[str]()
     for line in lines:
-        if not isinstance(line, Definition):
+        if isinstance(line, Definition):
+            line.is_written = True
+            texts += [line.text] if line.text else []
+        else:
             texts.append(line)
-        elif line.text:
-            texts.append(line.text)
     return texts
 
 
