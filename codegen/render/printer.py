@@ -162,6 +162,11 @@ class Scope:
             return self._name(node, text)
         return home._define(node)
 
+    def converted(self, node: Expr, dtype: DType) -> str:
+        """The text of `node` in this type, for places where it is not an operand."""
+        text = bare(self.value(node))
+        return text if node.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({text})"
+
     def index(self, index: Index) -> str:
         """The text of an index; divisions and remainders become named values."""
         parts = []

@@ -85,12 +85,9 @@ class ReductionLoops:
     def stored(self, scope: Scope, store: Store) -> str:
         """The line that stores a value of `scope`."""
         buffer = self.program.buffer(store.buffer)
-        value = bare(scope.value(store.value))
-        if store.value.dtype is not buffer.dtype:
-            value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+        value = scope.converted(store.value, buffer.dtype)
         return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
 
     def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
         positional = reduction.op.finds_place and value is reduction.values[1]
-        text, wanted = bare(scope.value(value)), DType.I64 if positional else reduction.dtype
-        return text if value.dtype is wanted else f"fp::cast<{C_TYPES[wanted]}>({text})"
+        return scope.converted(value, DType.I64 if positional else reduction.dtype)

@@ -130,8 +130,8 @@ class PlaneTiles(OutputTiles):
         finished = self.planes.open - 1
         place, first = frame.names.numbered(self.through.name), self._tiles.place.first_plane
         here = self._iteration if first == "0" else f"{first} + {self._iteration}"
-        top.lines.append(f"const {frame.index_type} {place} = {here}{f' - {finished}' if finished else ''};")
-        top.define_axis(self.through, place)
+        here = f"{here} - {finished}" if finished else here
+        top.define_axis(self.through, top.constant(frame.index_type, place, here))
 
     def close(self) -> None:
         """Results become older by an iteration; what was printed since `compute` began with iterations is their loop."""

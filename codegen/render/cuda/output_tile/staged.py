@@ -164,8 +164,7 @@ class StagedWindows:
     def _counted(self, scope: Scope, what: str, size: int, text: str) -> Index:
         """The index `text`, which has `size` values, as that of a new axis."""
         axis, name = Axis(f"{what} of a tile", size), self.frame.names.numbered(what)
-        scope.lines.append(f"const int {name} = {text};")
-        scope.define_axis(axis, name)
+        scope.define_axis(axis, scope.constant("int", name, text))
         return axis_index(axis)
 
     def _lead(self, window: TileWindow, load: Load, shape: TileShape) -> str:

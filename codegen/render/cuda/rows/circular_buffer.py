@@ -8,10 +8,9 @@ others found of a row, its successor is under way, and what they wait for was le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Expr, Load
-from fusepass.codegen.render.cuda.rows.coming import Coming, Waiting
 from fusepass.codegen.render.cuda.rows.fetches import Fetches
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
@@ -20,6 +19,37 @@ from fusepass.codegen.render.cuda.walk.states import State, asked, declare_state
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, block, written
+
+
+@dataclass(frozen=True)
+class Waiting(Ahead):
+    """What stays in an array of vectors from before the first row on.
+
+    Attributes:
+        place: the C text of the step's first vector there.
+    """
+
+    place: str = ""
+
+    def of_step(self, frame: Frame) -> str:
+        return f"{self.name}[{self.place} + {frame.u}]" if frame.unroll > 1 else f"{self.name}[{self.place}]"
+
+
+@dataclass(frozen=True)
+class Coming(Ahead):
+    """A load for a later step; of some steps of a row, what `waiting` has for all rows.
+
+    Attributes:
+        waiting: that, where there is any.
+        held: the C condition that the step is one of those.
+    """
+
+    waiting: Waiting | None = None
+    held: str = ""
+
+    def of_step(self, frame: Frame) -> str:
+        loaded = super().of_step(frame)
+        return f"({self.held} ? {self.waiting.of_step(frame)} : {loaded})" if self.waiting else loaded
 
 
 class CircularBufferWriter(KernelWriter):

@@ -76,7 +76,5 @@ class Ends:
 
     def _stored(self, store: Store, scope: Scope) -> str:
         buffer = self.frame.program.buffer(store.buffer)
-        value = bare(scope.value(store.value))
-        if store.value.dtype is not buffer.dtype:
-            value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+        value = scope.converted(store.value, buffer.dtype)
         return f"{self.frame.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"

@@ -355,8 +355,7 @@ class Frame:
     def _define_run(self, scope: Scope, number: str) -> str:
         """Define the run of columns in which vector `number` of a row lies; the vector's number there."""
         run, each = self.kernel.cols[0], free(self.schedule.vectors_of_run(self.kernel.col_count))
-        scope.lines.append(f"const {self.index_type} {self.run} = fp::div({number}, {each});")
-        scope.define_axis(run, self.run)
+        scope.define_axis(run, scope.constant(self.index_type, self.run, f"fp::div({number}, {each})"))
         return f"fp::mod({number}, {each})"
 
 

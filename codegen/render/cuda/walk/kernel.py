@@ -19,9 +19,8 @@ from fusepass.codegen.render.cuda.output_tile.lines import LineWindows
 from fusepass.codegen.render.cuda.output_tile.planes import PlaneTiles
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles
 from fusepass.codegen.render.cuda.rows.ends import Ends
-from fusepass.codegen.render.cuda.rows.fetches import Fetches, prefetch_row
+from fusepass.codegen.render.cuda.rows.fetches import Fetches, Staged, prefetch_row
 from fusepass.codegen.render.cuda.rows.over_rows import OverRows
-from fusepass.codegen.render.cuda.rows.staged import Staged
 from fusepass.codegen.render.cuda.transpose.across import read_in, write_out
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, exchanges
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 
 
 def write_store(
@@ -19,9 +19,7 @@ def write_store(
     """Add `store` of the vector at hand to the scope of its `lanes`, or to what comes `around` them; `step` is the vector's scope."""
     buffer = frame.program.buffer(store.buffer)
     pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
-    value = bare(lanes.value(store.value))
-    if store.value.dtype is not buffer.dtype:
-        value = f"fp::cast<{element}>({value})"
+    value = lanes.converted(store.value, buffer.dtype)
     if frame.results is not None:
         frame.results.write(store, value, lanes, around)
         return

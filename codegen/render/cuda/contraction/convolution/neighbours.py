@@ -9,7 +9,7 @@ from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter
 from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 
 
@@ -62,8 +62,7 @@ def _row(writer: PositionWriter, room: str, width: int, some: bool, known: Seque
     for number, store in enumerate(kernel.stores):
         dtype = writer.program.buffer(store.buffer).dtype
         kind, found = f"fp::Vec<{C_TYPES[dtype]}, {width}>", c.named(f"found_{number}")
-        value = bare(each.value(store.value))
-        value = value if store.value.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({value})"
+        value = each.converted(store.value, dtype)
         begin.append(f"{kind} {found};")
         each.lines.append(f"{found}[{element}] = {value};")
         end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")

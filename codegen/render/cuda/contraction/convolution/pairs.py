@@ -9,7 +9,6 @@ from __future__ import annotations
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums
 from fusepass.codegen.render.cuda.contraction.loop import Loop
@@ -113,11 +112,7 @@ def _one(writer: PositionWriter, shared: Scope, number: int) -> Scope:
 
 def _values(writer: PositionWriter, here: Scope) -> list[str]:
     """What is stored of the one that `here` knows, and what is reduced of it."""
-    made = [_stored(writer, here, store) for store in writer.kernel.stores]
+    types = [writer.program.buffer(store.buffer).dtype for store in writer.kernel.stores]
+    made = [here.converted(store.value, dtype) for store, dtype in zip(writer.kernel.stores, types, strict=True)]
     partials = writer.kernel.partials
     return made if partials is None else [*made, bare(here.value(partials.value))]
-
-
-def _stored(writer: PositionWriter, scope: Scope, store: Store) -> str:
-    buffer, value = writer.program.buffer(store.buffer), bare(scope.value(store.value))
-    return value if store.value.dtype is buffer.dtype else f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"

@@ -17,7 +17,7 @@ from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces
+from fusepass.codegen.render.spelling import bare, block, braces
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -191,9 +191,7 @@ class ConvolutionWriter(PositionWriter):
 
     def _store(self, scope: Scope, store: Store) -> str:
         buffer: Buffer = self.program.buffer(store.buffer)
-        value = bare(scope.value(store.value))
-        if store.value.dtype is not buffer.dtype:
-            value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+        value = scope.converted(store.value, buffer.dtype)
         index, target = scope.index(store.index), self.pointers[store.buffer]
         if not self.on.pace:
             return f"{target}[{index}] = {value};"

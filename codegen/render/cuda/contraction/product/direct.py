@@ -153,10 +153,7 @@ class Direct(SumsWriter):
         here.bind(self.stat, self._own_sum(number), spare=3)
         stored = []
         for store in self.kernel.stores:
-            buffer = self.program.buffer(store.buffer)
-            value = bare(here.value(store.value))
-            if store.value.dtype is not buffer.dtype:
-                value = f"fp::cast<{C_TYPES[buffer.dtype]}>({value})"
+            value = here.converted(store.value, self.program.buffer(store.buffer).dtype)
             stored.append(("" if both and number and self._is_pair(store) else here.index(store.index), value))
         last = self._reduced(here, number)
         return here, stored, last

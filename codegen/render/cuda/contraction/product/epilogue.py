@@ -107,10 +107,8 @@ class Epilogue(SumsWriter):
         # What is computed where it need not exist, and what is done where it does.
         ahead, stores = list[str](), list[str]()
         for number, store in enumerate(self.kernel.stores):
-            kind = C_TYPES[self.program.buffer(store.buffer).dtype]
-            value = bare(here.value(store.value))
-            if store.value.dtype is not self.program.buffer(store.buffer).dtype:
-                value = f"fp::cast<{kind}>({value})"
+            dtype = self.program.buffer(store.buffer).dtype
+            kind, value = C_TYPES[dtype], here.converted(store.value, dtype)
             at = f"{self.pointers[store.buffer]}[{here.index(store.index)}]"
             if self._computes_everywhere:
                 stored = c.named(f"stored_{number}")

@@ -108,11 +108,9 @@ class ResultVectors:
         self._load(roots, here, each)
         behind = []
         for number, (store, value) in enumerate(zip(kernel.stores, values, strict=True)):
-            kind = C_TYPES[self.program.buffer(store.buffer).dtype]
-            text, stored = bare(each.value(value)), c.named(f"stored_{number}")
-            if value.dtype is not self.program.buffer(store.buffer).dtype:
-                text = f"fp::cast<{kind}>({text})"
-            each.lines.append(f"{stored}[{c.i}] = {text};")
+            dtype, stored = self.program.buffer(store.buffer).dtype, c.named(f"stored_{number}")
+            kind = C_TYPES[dtype]
+            each.lines.append(f"{stored}[{c.i}] = {each.converted(value, dtype)};")
             here.lines.append(f"fp::Vec<{kind}, {taken.width}> {stored};")
             at = here.index(self._first(split_index(store.index, self.columns, self.lane)))
             behind.append(f"fp::store_vector({self.pointers[store.buffer]} + ({at}), {stored});")
