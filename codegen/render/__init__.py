@@ -21,7 +21,7 @@ def render(
     Raises `ScheduleError` or `RenderError`, which are bugs.
     """
     if facts.target is Target.CUDA:
-        from fusepass.codegen.render.cuda import render_cuda
+        from fusepass.codegen.render.cuda.library import render_cuda
 
         return render_cuda(program, facts, aligned=aligned, overrides=overrides)
     from fusepass.codegen.render.cpu import render_cpu
@@ -37,7 +37,7 @@ def render_general(
     `program` has no kernel with an anchor, and none with a team.
     """
     if facts.target is Target.CUDA:
-        from fusepass.codegen.render.cuda import render_cuda
+        from fusepass.codegen.render.cuda.library import render_cuda
 
         return render_cuda(program, facts, aligned=aligned, general=general)
     from fusepass.codegen.render.cpu import render_cpu
@@ -55,7 +55,7 @@ def describe(
     """One line on how `kernel` is laid on the device of `facts`."""
     rank = overrides.rank_of(program.kernels.index(kernel))
     if facts.target is Target.CUDA:
-        from fusepass.codegen.render.cuda import describe_cuda
+        from fusepass.codegen.render.cuda.library import describe_cuda
 
         return describe_cuda(program, kernel, facts, general, rank)
     from fusepass.codegen.render.cpu import describe_cpu

@@ -19,13 +19,17 @@ _MOST_COL_VALUES = 16384
 class InnerWriter(RowsWriter):
     """Row by row, in blocks of columns."""
 
-    state_type = "fp::Row<{}>"
-    scan_type = "fp::RowScan<{}>"
     part_argument = ""
     lanes = ""
     lane = ""
     initial = ""
     simd_columns = True
+
+    def state_type(self, state: str) -> str:
+        return f"fp::Row<{state}>"
+
+    def scan_type(self, state: str) -> str:
+        return f"fp::RowScan<{state}>"
 
     def write(self, scope: Scope) -> None:
         if self.kernel.row_count >= _MANY_ROWS and self.kernel.col_count <= _MOST_COL_VALUES:

@@ -29,8 +29,6 @@ class OuterWriter(RowsWriter):
     ) -> None:
         super().__init__(kernel, program, schedule, names, pointers)
         self.across = self.rows[-1]
-        self.state_type = f"fp::Lanes<{{}}, {schedule.width}>"
-        self.scan_type = f"fp::LanesScan<{{}}, {schedule.width}>"
         self.lanes = f"[{schedule.width}]"
         # States take all lanes, those past the last row too.
         self.initial = " = {}" if self.across.size % schedule.width or schedule.general else ""
@@ -38,6 +36,12 @@ class OuterWriter(RowsWriter):
         self.row_values: dict[int, tuple[Expr, str]] = {}
         self.part_argument = names.exact("lane")
         self.lane = f"[{self.part_argument}]"
+
+    def state_type(self, state: str) -> str:
+        return f"fp::Lanes<{state}, {self.schedule.width}>"
+
+    def scan_type(self, state: str) -> str:
+        return f"fp::LanesScan<{state}, {self.schedule.width}>"
 
     def write(self, scope: Scope) -> None:
         self.shared(scope, self.rows[:-1], self._group, (self.across, self.schedule.width))

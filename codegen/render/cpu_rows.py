@@ -6,6 +6,7 @@ call: for `INNER` a block of one row (`fp::Row`), for `OUTER` a panel of a few c
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 
 from fusepass.codegen.ir.conversions import narrowed, widened
@@ -40,11 +41,9 @@ def taken(reduction: Reduction) -> list[tuple[Expr, DType]]:
     return values
 
 
-class RowsWriter(KernelWriter):
+class RowsWriter(KernelWriter, abc.ABC):
     """What `INNER` and `OUTER` have in common."""
 
-    state_type: str  # with the reduction's state where {} is
-    scan_type: str  # the same of a running one
     part_argument: str
     lanes: str  # extent of an array's last dimension, if any
     lane: str  # subscript of it
@@ -166,6 +165,14 @@ class RowsWriter(KernelWriter):
         self.nest(scope, self.outer, lambda inner: self._tiles(inner, tile), simd=False)
         self._results(states)
 
+    @abc.abstractmethod
+    def state_type(self, state: str) -> str:
+        """What holds states of this type."""
+
+    @abc.abstractmethod
+    def scan_type(self, state: str) -> str:
+        """The same of a running reduction."""
+
     def _scan(self, scope: Scope) -> None:
         """The running reduction and the stores, tile by tile."""
         (reduction,), stores = self.kernel.reduction_loops[-1], self.kernel.stores
@@ -175,7 +182,7 @@ class RowsWriter(KernelWriter):
         state = self.names.exact(reduction.name)
         arrays = [(self.names.numbered("block"), dtype) for dtype in reduction.types]
         kind = f"fp::{reduction.op.value}<{memory_type(reduction.dtype)}>"
-        scope.lines.append(f"{self.scan_type.format(kind)} {state};")
+        scope.lines.append(f"{self.scan_type(kind)} {state};")
         scope.lines += [self.array(dtype, array, self.tile_points) for array, dtype in arrays]
 
         def fill(inner: Scope, place: str) -> None:
@@ -201,7 +208,7 @@ class RowsWriter(KernelWriter):
     def _declare(self, scope: Scope, reduction: Reduction) -> str:
         name = self.names.exact(reduction.name)
         state = f"fp::{reduction.op.value}<{memory_type(reduction.dtype)}>"
-        scope.lines.append(f"{self.state_type.format(state)} {name};")
+        scope.lines.append(f"{self.state_type(state)} {name};")
         return name
 
     def _results(self, states: Sequence[tuple[str, Reduction]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+from fusepass.codegen.render.spelling import Identifiers, block, braces
 
 
 def stored_once(
@@ -16,9 +16,6 @@ def stored_once(
     scope = Scope(Printer(names.copy(), pointers))
     scope.printer.expect([store.value for store in kernel.once])
     for store in kernel.once:
-        value, dtype = bare(scope.value(store.value)), program.buffer(store.buffer).dtype
-        if store.value.dtype is not dtype:
-            value = f"fp::cast<{C_TYPES[dtype]}>({value})"
+        value = scope.converted(store.value, program.buffer(store.buffer).dtype)
         scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {value};")
-    first, *rest = block(f"if ({condition})" if condition else "", scope.lines)
-    return [first.strip(), *rest]
+    return block(f"if ({condition})", scope.lines) if condition else braces(scope.lines)

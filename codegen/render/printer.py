@@ -35,7 +35,7 @@ from fusepass.codegen.ir.expr import (
 )
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
 from fusepass.codegen.render.numbers import free, length
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, apply_text, bare, block, is_call, literal
+from fusepass.codegen.render.spelling import C_TYPES, Constant, Identifiers, apply_text, bare, block, is_call, literal
 from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
@@ -113,8 +113,10 @@ class Scope:
         self.conditional = conditional
         self.lines: list[str] = []
         self._values: dict[int, str] = {}
+        self._spare: dict[int, int] = {}
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
-        self._axes: dict[Axis, str] = {}
+        self._axes: dict[Axis, str | Constant] = {}
+        self._read: set[Axis] = set()
         self._atoms: dict[Atom, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         self._vectors: dict[int, str] = {}
@@ -123,13 +125,26 @@ class Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
         return Scope(self.printer, self, conditional=conditional)
 
-    def define_axis(self, axis: Axis, text: str) -> None:
+    def define_axis(self, axis: Axis, text: str | Constant) -> None:
         """`axis` has the value `text` from here on; `text` must need no parentheses as an operand."""
         self._axes[axis] = text
 
-    def bind(self, node: Expr, text: str) -> None:
-        """`node` is available as `text` from here on."""
+    def constant(self, kind: str, name: str, value: Callable[[], str] | str) -> Constant:
+        """A constant of this `kind`, which is defined here if anything reads it."""
+        made = Constant(kind, name, value)
+        self.lines.append(made.line)
+        return made
+
+    def reads(self, axis: Axis) -> bool:
+        """Whether anything that was printed needs the value that `axis` has from here on."""
+        return axis in self._read
+
+    def bind(self, node: Expr, text: str, *, spare: int = 0) -> None:
+        """`node` is available as `text` from here on; `spare` is by how many characters it may be longer in another kernel, for a line not
+        to be broken there and whole here.
+        """
         self._values[id(node)] = text
+        self._spare[id(node)] = spare
         self._bound.append(node)
 
     def value(self, node: Expr) -> str:
@@ -142,10 +157,15 @@ class Scope:
         home = self._home(node)
         if home is self and self._inlines(node):
             text = self._expression(node)
-            if length(text, general=self.printer.general) <= _INLINE_LENGTH:
+            if length(text, general=self.printer.general) + self._may_grow(node) <= _INLINE_LENGTH:
                 return text if isinstance(node, Apply) and is_call(node.op) else f"({text})"
             return self._name(node, text)
         return home._define(node)
+
+    def converted(self, node: Expr, dtype: DType) -> str:
+        """The text of `node` in this type, for places where it is not an operand."""
+        text = bare(self.value(node))
+        return text if node.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({text})"
 
     def index(self, index: Index) -> str:
         """The text of an index; divisions and remainders become named values."""
@@ -184,6 +204,15 @@ class Scope:
             scope = scope.parent
         return None
 
+    def _may_grow(self, node: Expr) -> int:
+        """By how much the text of an expression may be longer in another kernel."""
+        scope: Scope | None = self
+        while scope is not None:
+            if id(node) in scope._values:
+                return scope._spare.get(id(node), 0)
+            scope = scope.parent
+        return sum(map(self._may_grow, children(node))) if isinstance(node, Apply) else 0
+
     def _provides(self, need: Need) -> bool:
         if isinstance(need, ReductionResult | Prefix):
             return self._find(need) is not None
@@ -206,7 +235,8 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             if isinstance(atom, Axis) and atom in scope._axes:
-                return scope._axes[atom]
+                scope._read.add(atom)
+                return str(scope._axes[atom])
             if atom in scope._atoms:
                 return scope._atoms[atom]
             scope = scope.parent

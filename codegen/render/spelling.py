@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Const, Op
 from fusepass.codegen.render.numbers import free
+from fusepass.errors import RenderError
 
 C_TYPES = {
     DType.BOOL: "bool",
@@ -84,12 +86,36 @@ class Identifiers:
         other._taken, other._first = set(self._taken), dict(self._first)
         return other
 
+    @cached_property
+    def locals(self) -> Locals:
+        """Of the kernel whose names these are."""
+        return Locals(self)
+
     def _free(self, name: str) -> bool:
         return name not in self._taken and name not in _RESERVED
 
     def _take(self, name: str) -> str:
         self._taken.add(name)
         return name
+
+
+class Locals:
+    """The C names of a kernel's own variables: ``locals.sums`` is ``sums``, or ``sums_0`` where a buffer has that name."""
+
+    def __init__(self, names: Identifiers) -> None:
+        self._names = names
+        self._given: dict[str, str] = {}
+
+    def __getattr__(self, word: str) -> str:
+        if word.startswith("_"):
+            raise AttributeError(word)
+        return self.named(word.rstrip("_"))  # ``from_`` is ``from``
+
+    def named(self, word: str) -> str:
+        """The name of the variable that the kernel's writer calls `word`."""
+        if word not in self._given:
+            self._given[word] = self._names.exact(word)
+        return self._given[word]
 
 
 def as_float(text: str, dtype: DType) -> str:
@@ -178,11 +204,56 @@ def is_call(op: Op) -> bool:
     return op not in INFIX and op not in (Op.NOT, Op.XOR, Op.NEG, Op.BIT_NOT)
 
 
+class Definition(str):
+    """The line of a `Constant`: none until something reads it."""
+
+    text, is_written = "", False
+
+
+class Constant:
+    """A constant that is defined where its line stands, if anything reads it: its text is its name, and to print that is to read it."""
+
+    def __init__(self, kind: str, name: str, value: Callable[[], str] | str) -> None:
+        """`value` may itself read constants, which are not read where this one is not."""
+        self.line = Definition()
+        self._kind, self._name, self._value = kind, name, value
+
+    def __str__(self) -> str:
+        if not self.line.text:
+            if self.line.is_written:
+                raise RenderError(f"{self._name} is read outside the block that defines it")
+            value = self._value if isinstance(self._value, str) else self._value()
+            self.line.text = f"const {self._kind} {self._name} = {value};"
+        return self._name
+
+
+def written(lines: Iterable[str]) -> list[str]:
+    """`lines` when all that reads their constants has been printed: definitions of those that nothing reads are left out."""
+    texts = list[str]()
+    for line in lines:
+        if isinstance(line, Definition):
+            line.is_written = True
+            texts += [line.text] if line.text else []
+        else:
+            texts.append(line)
+    return texts
+
+
 def indented(lines: Iterable[str]) -> list[str]:
-    """`lines`, four blanks further right; preprocessor lines and empty lines too, which C permits."""
-    return ["    " + line if line else line for line in lines]
+    """`lines` of a block that is complete, four blanks further right; preprocessor lines and empty lines too, which C permits."""
+    return ["    " + line if line else line for line in written(lines)]
 
 
-def block(head: str, lines: Iterable[str]) -> list[str]:
-    """`head { lines }`."""
-    return [f"{head} {{", *indented(lines), "}"]
+def block(head: str, lines: Iterable[str], end: str = "}") -> list[str]:
+    """`head { lines }`; `end` is the line that closes it."""
+    return [f"{head} {{", *indented(lines), end]
+
+
+def braces(lines: Iterable[str]) -> list[str]:
+    """`lines` with names of their own."""
+    return ["{", *indented(lines), "}"]
+
+
+def either(condition: str, lines: Iterable[str], others: Iterable[str]) -> list[str]:
+    """`lines` where the condition holds, else `others`."""
+    return [*block(f"if ({condition})", lines, "} else {"), *indented(others), "}"]

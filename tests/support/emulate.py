@@ -18,7 +18,7 @@ import pytest
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
-from fusepass.codegen.render.cuda_headers import ALL as HEADERS
+from fusepass.codegen.render.cuda.headers import ALL as HEADERS
 from fusepass.codegen.source import Source
 from fusepass.codegen.toolchain import CUDA_FLAGS, include_directory
 

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks.layers import Workload
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.machine import ARCHITECTURES
-from fusepass.codegen.render import cuda_headers
+from fusepass.codegen.render.cuda import headers
 from fusepass.codegen.source import Source
 from tests import compile_cuda
 from tests.golden_sources.digests import GROUPS, sources
@@ -74,7 +74,7 @@ def test_clusters_and_bulk_copies_are_used_from_hopper_on(arch: str) -> None:
 
 
 def test_what_is_looked_for_is_a_header() -> None:
-    assert {*_WGMMA, *_FROM_HOPPER_ON} <= {*cuda_headers.ALL}
+    assert {*_WGMMA, *_FROM_HOPPER_ON} <= {*headers.ALL}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

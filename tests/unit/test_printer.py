@@ -10,9 +10,9 @@ import pytest
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Const, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
-from fusepass.codegen.render.numbers import plain
+from fusepass.codegen.render.numbers import free, plain
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Identifiers, bare, literal
+from fusepass.codegen.render.spelling import Constant, Identifiers, bare, block, either, literal, written
 from fusepass.errors import RenderError
 
 F32 = DType.F32
@@ -228,3 +228,66 @@ def test_identifiers_avoid_keywords_and_each_other() -> None:
 
 def test_bare_strips_only_what_encloses_everything() -> None:
     assert [bare(text) for text in ("(a)", "(a) + (b)", "((a + b))", "a")] == ["a", "(a) + (b)", "a + b", "a"]
+
+
+def test_a_constant_is_defined_if_something_reads_it() -> None:
+    outer, inner = scopes()
+    outer.lines.append("// rows")
+    first = outer.constant("int", "first", "blockIdx.x * 4")
+    row = outer.constant("int", "row", lambda: f"{first} + lane")
+    outer.constant("int", "lane", "threadIdx.x")
+    inner.define_axis(ROW, row)
+    assert not inner.reads(ROW)
+    assert written(outer.lines) == ["// rows"]
+
+
+def test_what_a_constant_that_is_read_reads_is_defined_too() -> None:
+    outer, inner = scopes()
+    first = outer.constant("int", "first", "blockIdx.x * 4")
+    row = outer.constant("int", "row", lambda: f"{first} + lane")
+    outer.constant("int", "unread", lambda: f"{row} + 1")
+    inner.define_axis(ROW, row)
+    assert inner.index(axis_index(ROW) * 2) == f"{free(2)} * row"
+    assert inner.reads(ROW)
+    assert block("if (there)", outer.lines) == [
+        "if (there) {",
+        "    const int first = blockIdx.x * 4;",
+        "    const int row = first + lane;",
+        "}",
+    ]
+
+
+def test_a_constant_is_read_before_its_block_ends() -> None:
+    late, early = Constant("int", "late", "1"), Constant("int", "early", "1")
+    assert f"{early}" == "early"
+    assert either("there", [late.line, early.line], ["other();"]) == [
+        "if (there) {",
+        "    const int early = 1;",
+        "} else {",
+        "    other();",
+        "}",
+    ]
+    assert f"{early}" == "early"
+    with pytest.raises(RenderError, match="late is read outside the block that defines it"):
+        str(late)
+
+
+def test_a_kernel_s_own_variables_are_none_of_its_buffers() -> None:
+    names = Identifiers()
+    assert names.exact("sums") == "sums"
+    c = names.locals
+    assert (c.sums, c.from_, c.named("tile_x"), c.sums) == ("sums_0", "from", "tile_x", "sums_0")
+    assert names.exact("from") == "from_0"
+
+
+def test_an_expression_whose_parts_may_be_longer_elsewhere_is_named_where_it_would_be_there() -> None:
+    b = Builder()
+    sums = [b.load("x", axis_index(COL) + number, F32) for number in range(2)]
+    for spare, named in ((0, False), (30, True)):
+        total = b.apply(Op.ADD, *sums)
+        root = b.apply(Op.MUL, total, b.const(2.0, F32))
+        _, inner = scopes(root)
+        for number, each in enumerate(sums):
+            inner.bind(each, f"sums[{number}]", spare=spare)
+        inner.value(root)
+        assert any("add_0" in line for line in inner.lines) is named

@@ -20,7 +20,7 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda_direct import Direct
+from fusepass.codegen.render.cuda.contraction.product.direct import Direct
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS
 from fusepass.errors import IRError, ScheduleError

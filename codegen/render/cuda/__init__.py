@@ -1,0 +1,1 @@
+"""CUDA: a program as one translation unit, its kernels by family."""

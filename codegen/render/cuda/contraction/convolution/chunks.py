@@ -1,0 +1,334 @@
+"""Writes the body of a CUDA kernel with a convolution by scaled halves; `codegen.schedule_convolution.chunks` says how it is laid out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_products import ProductsWriter
+from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
+from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
+from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, plus, quotient, remainder, table
+from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either
+from fusepass.codegen.schedule_convolution.chunks import (
+    BLOCK,
+    TOGETHER,
+    ChunkSchedule,
+    has_own_values,
+    padded_places,
+    warps_of_a_run,
+)
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS
+
+
+class ChunkWriter(ProductsWriter):
+    """Lines of such a kernel whose halves are fetched as they are packed in memory."""
+
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        self.plan: ChunkSchedule = plan
+        assert self.anchor.halves is not None
+        self.halves = self.anchor.halves
+        self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
+        self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
+        self.packed = self.c.tile  # where a tile's halves lie
+        if plan.iterations > 1:
+            self.first_channel = self.c.turn_channel
+        self._origins = [f"origin_{letter}" for letter in self.letters]
+        self.places_name, self.weights_name, self.steps_name, self.origins_name = (
+            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
+        )
+
+    def _held(self) -> Held:
+        """A thread has a fourth of the channels of four positions; the eight that have the same ones merge states, each of some of them."""
+        c = self.c
+        return Held(
+            channels=ROWS * self.plan.rows // 4,
+            positions=4,
+            row=lambda k: f"{k} / 4 * 16 + {k} % 4 / 2 * 8 + {c.lane} % 4 * 2 + {k} % 2",
+            at=lambda k, t: f"{c.sums}[0][{t} / 2][{k} / 4 * 8 + {k} % 4 / 2 * 4 + {t} % 2 * 2 + {k} % 2]",
+            states="fp::OwnStates",
+            push=lambda whole: f"fp::push_sums<{whole}>",
+            leave="fp::leave_sums",
+            sums=f"{c.sums}[0]",
+            staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, {c.sums}, {self.rows});",
+        )
+
+    def write(self) -> ConvolutionText:
+        plan = self.plan
+        return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
+
+    # ---- tables
+
+    def _tables(self) -> Iterable[str]:
+        where, weights = [], []
+        kernel = self.weight.shape[2:]
+        strides = [prod(kernel[axis + 1 :]) * self.each for axis in range(len(kernel))]
+        for phase in padded_places(self.plan):
+            for first, second in zip(phase[::2], phase[1::2], strict=True):
+                where.append(first[0] | second[0] - first[0] << 16)
+            for _, real, number, layer in phase:
+                weights.append(-1 if real is None else dot(real.taps[number].place, strides) + layer * HALVES)
+        yield f"// For each product of {self.anchor.name}, where its first place lies, and 2^16 times how far off the second is."
+        yield from table(self.places_name, where)
+        yield "// For each place its halves among the weights of an output channel; -1 where a product is filled up."
+        yield from table(self.weights_name, weights)
+        steps = [0, *itertools.accumulate(self.plan.slices)]
+        if self.plan.by_parts:
+            crossed = map(self.plan.crossed, self.plan.on.phases)
+            steps = [
+                step for first, count in zip(steps, crossed, strict=False) for step in (first, first + count)
+            ] + steps[-1:]
+            yield "// The first product of each phase and its first one of high parts alone, and the end of the last."
+        else:
+            yield "// The first product of each phase, and the end of the last."
+        yield from table(self.steps_name, steps)
+        if self.plan.origins_vary:
+            yield "// For each part of the phases, where a tile's input begins."
+            yield from table(self.origins_name, [*itertools.chain(*self.plan.origins)])
+
+    # ---- what a block fetches
+
+    def _shared(self) -> Iterable[str]:
+        c = self.c
+        plan = self.plan
+        yield f"extern __shared__ __align__(128) unsigned char {c.pool}[];"
+        yield f"unsigned char* const {c.weights} = {c.pool};"
+        if plan.teams > 1:
+            yield f"const int {c.team} = threadIdx.x / 128;"
+        yield from self._tile_pointers()
+        yield f"const int {c.lane} = threadIdx.x % 32;"
+        yield f"const int {c.warp} = fp::warp_number();"
+        room = f"reinterpret_cast<float*>({c.pool} + {plan.weight_bytes}) + {c.warp} * {ROWS * self.on.staged_pitch}"
+        yield f"float* const {c.room} = {room};"
+        if self.together > 1:
+            yield f"float* const {c.shared} = {c.room} - {c.warp} % {self.together} * {ROWS * self.on.staged_pitch};"
+        first = f"int(blockIdx.x) % {plan.channel_blocks} / {plan.phase_blocks} * {ROWS * plan.rows * plan.iterations}"
+        yield f"const int {c.first_channel} = {first if plan.channel_blocks > plan.phase_blocks else '0'};"
+        if plan.phase_blocks > 1:
+            yield f"const int {c.part} = int(blockIdx.x) % {plan.phase_blocks};"
+            yield f"const int {c.first_phase} = {c.part} * {plan.part};"
+            yield f"const int {c.first_product} = {self.steps_name}[{c.first_phase}];"
+            if plan.origins_vary:
+                for number, origin in enumerate(self._origins):
+                    yield f"const int {c.named(origin)} = {self.origins_name}[{c.part} * {len(self.axes)} + {number}];"
+
+    def _tile_pointers(self) -> Iterable[str]:
+        """Where tiles of the input lie."""
+        c = self.c
+        plan = self.plan
+        own = f" + {c.team} * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        yield f"unsigned char* {c.tile} = {c.pool} + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
+        if plan.buffers == 2:
+            yield f"unsigned char* {c.next} = {c.tile} + {plan.tile_bytes};"
+
+    def _fetch_weights(self) -> Iterable[str]:
+        """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
+        c = self.c
+        plan, columns, outs = self.plan, self.plan.columns, self.sizes[1]
+        own = ROWS * plan.rows  # columns of high parts
+        column = f"{c.i} / 32 % {columns // 8} * 8 + {c.i} / 2 % 8"
+        product = f"{c.i} / {4 * columns}"
+        if plan.phase_blocks > 1:
+            product = f"({c.first_product} + {product})"
+        lines = [
+            f"const int {c.column} = {column};",
+            f"const int {c.channel} = {self._iteration_channel(c.turn)} + {c.column}{f' % {own}' if columns > own else ''};",
+            f"const int {c.place} = {self.weights_name}[{product} * 2 + {c.i} / 16 % 2];",
+            f"int {c.half} = {c.place} + {c.i} % 2 * 4;",
+            f"bool {c.real} = {c.place} >= 0 && {c.channel} < {outs};",
+        ]
+        if plan.columns > own:
+            filled = self.each // 2
+            lines += [
+                f"const bool {c.high} = {c.half} % {self.each} < {filled};",
+                "// products with low parts have columns of their own",
+                f"if ({c.column} < {own}) {c.half} += {c.high} ? {filled} : -{filled};",
+                f"else {c.real} = {c.real} && {c.high};",
+            ]
+        total = prod(self.weight.shape[2:]) * self.each
+        to = (
+            f"{c.weights} + {c.i} * 8"
+            if plan.iterations == 1
+            else f"{c.weights} + {c.turn} * {plan.iteration_bytes} + {c.i} * 8"
+        )
+        copy = f"fp::begin_copy_bytes<8>({to}, {self.pointers[self.halves.weight]}"
+        lines.append(
+            f"{copy} + ({c.real} ? {self.index_type}({c.channel}) * {total} + {c.half} : 0), {c.real} ? 8 : 0);"
+        )
+        yield "// weights, as they are multiplied"
+        head = f"for (int {c.i} = threadIdx.x; {c.i} < {plan.iteration_bytes // 8}; {c.i} += {plan.threads})"
+        yield from self._in_iterations(block(head, lines))
+
+    def _iteration_channel(self, iteration: str) -> str:
+        """The first channel of an iteration."""
+        c = self.c
+        return (
+            c.first_channel
+            if self.plan.iterations == 1
+            else f"{c.first_channel} + {iteration} * {ROWS * self.plan.rows}"
+        )
+
+    def _in_iterations(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each ``turn``."""
+        c = self.c
+        if self.plan.iterations == 1:
+            return list(lines)
+        return [
+            "#pragma unroll 1",
+            *block(f"for (int {c.turn} = 0; {c.turn} < {self.plan.iterations}; ++{c.turn})", lines),
+        ]
+
+    def _fetch_tile(self) -> Iterable[str]:
+        """How the input below a tile is fetched, for all layers."""
+        c = self.c
+        plan, on = self.plan, self.on
+        assert isinstance(self.halves, ScaledHalves)
+        source = self.program.buffer(self.halves.source)
+        lines, conditions, index = list[str](), [], [f"{c.sample} * {source.strides[0]}"]
+        rest = c.element if plan.layers > 1 else c.i
+        for number in reversed(range(len(self.axes))):
+            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
+            here = remainder(rest, extent) if number else rest
+            if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
+                lines.append(f"const unsigned {c.along} = {here};")
+                here = f"{c.along} - {c.along} / {plan.run} * {plan.run - BLOCK}"
+            origin = f" + {c.named(self._origins[number])}" if plan.origins_vary else plus(on.origin[number])
+            first = f"{self.tile_at[number]} * {tile}{origin}"
+            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
+            conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
+            index.append(f"{axis} * {source.strides[1 + number]}")
+            rest = quotient(rest, extent)
+        lines += [
+            f"const bool {c.real} = {' && '.join(conditions)};",
+            f"const {C_TYPES[source.dtype]}* const {c.from_} = {self.pointers[source.name]} + ({c.real} ? {' + '.join(index)} : 0);",
+        ]
+        to, layer = f"{c.to} + {c.i} * {2 * HALVES}", ""
+        if plan.layers > 1:  # those of a position are neighbours in memory
+            lines.insert(0, f"const unsigned {c.element} = {c.i} / {plan.layers}, {c.layer} = {c.i} % {plan.layers};")
+            to = f"{c.to} + ({c.layer} * {plan.layer_places} + {c.element}) * {2 * HALVES}"
+            layer = f" + {c.layer} * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, {c.from_}{layer}, {c.real} ? {2 * HALVES} : 0);")
+        copies = plan.layers * on.elements
+        # without signs, quotients by known numbers take fewer instructions
+        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
+        loop = block(f"for (unsigned {c.i} = {thread}; {c.i} < {copies}; {c.i} += {plan.threads // plan.teams})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block(
+            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})",
+            [*self.tile_place(), *loop],
+            "};",
+        )
+
+    # ---- products
+
+    def _sets(self) -> list[str]:
+        c = self.c
+        plan = self.plan
+        group = "0" if plan.teams > 1 else f"{c.warp} / 4"
+        blocks = f"({f'{c.set} * {plan.tile_warps // 4} + ' if plan.sets > 1 else ''}{group}) * {TOGETHER}"
+        lines = [
+            f"const int {c.block} = {blocks};",
+            f"const uint64_t {c.inputs} = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
+            *self._multiply(),
+        ]
+        if plan.sets > 1:
+            lines = ["#pragma unroll 1", *block(f"for (int {c.set} = 0; {c.set} < {plan.sets}; ++{c.set})", lines)]
+        if self._own:
+            lines = [*self._own.begin(), *lines, *self._own.end()]
+        if plan.iterations > 1:  # around the sets, so that a thread loads the factors of its channels once
+            lines.insert(0, f"const int {c.turn_channel} = {self._iteration_channel(c.turn)};")
+        return self._in_iterations(lines)
+
+    def own_staging(self, sums: Sums) -> str:
+        return self._staging(shared=True)
+
+    def stored_own(self, sums: Sums) -> Iterable[str]:
+        c = self.c
+        if self.together == 1:
+            return self.epilogue(sums)
+        warps = self.plan.tile_warps
+        sets = f"{c.set} * {warps}" if self.plan.sets > 1 else ""
+        first = f"{c.warp} / {self.together} * {self.together}" if self.together < warps else ""
+        group = f"({' + '.join(filter(None, (sets, first))) or '0'}) * {COLUMNS}"
+        return pairs_of_warps(self, replace(sums, group=group), self.together)
+
+    def _multiply(self) -> Iterable[str]:
+        c = self.c
+        plan, on = self.plan, self.on
+        warp = f"{c.warp} % {plan.tile_warps}" if plan.teams > 1 else c.warp
+        first = f"({c.set} * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
+        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        sums = Sums(self._staging(), self.rows, plan.covered, first, tuple(repair(self)), pragma)
+        if self.kernel.reduction_loops and self.anchor.column > 1:
+            results = self.along(sums, plan.vector)
+        else:
+            broken = sums.defined if self._own and self.whole else sums
+            results = self.vectors(sums, plan.vector) if plan.vector > 1 else self.epilogue(broken)
+        if self._own:
+            results = either(c.broken, results, self._own.use(replace(sums, unroll=UNROLL)))
+        lines = [
+            f"float {c.sums}[{on.pair}][2][{ROWS * plan.rows // 2}] = {{}};",
+            *self.phase.over(self.sum_up()),
+            *self.finite(f"{c.sums}[{self.phase}]", [self.phase]),
+            *results,
+        ]
+        if len(on.phases) > 1:
+            first, last = "0", str(plan.part)
+            if plan.phase_blocks > 1:
+                first, last = c.first_phase, f"{c.first_phase} + {plan.part}"
+            head = f"for (int {c.phase} = {first}; {c.phase} < {last}; {c.phase} += {on.pair})"
+            yield "#pragma unroll 1"
+            yield from block(head, lines)
+        else:
+            yield from lines
+
+    @functools.cached_property
+    def together(self) -> int:
+        """`warps_of_a_run`, if they may wait for each other, and threads take pairs."""
+        return warps_of_a_run(self.kernel, self.plan) if takes_pairs(self) else 1
+
+    @property
+    def _room(self) -> tuple[str, int]:
+        """Where a warp lays out what it has in common with others, and how far channels are apart there."""
+        c = self.c
+        if self.together == 1:
+            return c.room, self.on.staged_pitch
+        return f"{c.shared} + {c.warp} % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
+
+    def _staging(self, *, shared: bool = False) -> str:
+        """Lays the sums of the ``m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
+        c = self.c
+        assert isinstance(self.halves, ScaledHalves)
+        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
+        if not self.halves.scales:
+            return f"fp::stage_values<{pitch}>({room}, {c.sums}, {self.rows});"
+        factors = ", ".join(f"{self.pointers[name]} + {c.sample} * {self.sizes[1]}" for name in self.halves.scales)
+        channels = f"{self.first_channel} + {self.rows} * {ROWS}, {self.sizes[1]}"
+        return f"fp::stage_places<{pitch}>({room}, {c.sums}, {self.rows}, {factors}, {channels});"
+
+    def factors(self) -> tuple[list[str], str]:
+        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
+        c = self.c
+        assert isinstance(self.halves, ScaledHalves)
+        if not self.halves.scales:
+            return [], c.sum
+        last = self.sizes[1] - 1
+        first, second = (
+            f"({self.pointers[name]} + {c.sample} * {self.sizes[1]})[{c.at}]" for name in self.halves.scales
+        )
+        return [
+            f"const int {c.at} = fp::least({c.channel}, {last});",
+            f"const float {c.factor} = {first}, {c.another} = {second};",
+        ], f"{c.sum} * {c.factor} * {c.another}"

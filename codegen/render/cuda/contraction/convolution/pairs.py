@@ -1,0 +1,118 @@
+"""Results of a generated convolution two neighbours at a time, where all stores have them side by side.
+
+A warp has laid out 16 channels by 32 (or 64) neighbours. A thread that takes two of a row reads and stores them at once, and loads
+what they share, a bias or a factor, once.
+"""
+
+from __future__ import annotations
+
+from fusepass.codegen.ir.convolution import ROWS
+from fusepass.codegen.ir.expr import ReductionResult
+from fusepass.codegen.ir.index import Axis
+from fusepass.codegen.ir.vectors import is_vector, split_index
+from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums
+from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare, block
+
+_LANE = Axis("lane", 2)
+
+
+def takes_pairs(writer: PositionWriter) -> bool:
+    """Whether a thread may take two neighbours: they are results both or none, and stored side by side.
+
+    Where nothing is stored, the second need not be a result: who reduces them knows which are.
+    """
+    kernel, last = writer.kernel, writer.kernel.rows[-1]
+    if writer.on.pair not in (1, 2) or writer.anchor.spread[-1] > writer.on.pair:
+        return False
+    if kernel.partials is not None and not kernel.stores:
+        return last not in writer.printer.dataflow.needs(kernel.partials.value)
+    side_by_side = (is_vector(split_index(store.index, last, _LANE), last, _LANE) for store in kernel.stores)
+    return writer.sizes[-1] % 2 == 0 and all(side_by_side)
+
+
+def pairs(writer: PositionWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
+    """What is done with the 16 channels, or `height`, that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
+    c = writer.c
+    at_once = 2 // writer.on.pair  # rows of the room
+    first = f"{c.lane} * 2" if at_once == 1 else f"{c.lane} % 16 * 2"
+    places, inside = writer.position(group, c.lane if at_once == 1 else f"({first})", "0")
+    down = Loop(c.down, height // at_once)
+    two, beside = _both(writer, f"{c.room}[{c.row} * {writer.on.staged_pitch} + {first}]")
+    row = str(down) if at_once == 1 else f"{down} * 2 + {c.lane} / 16"
+    lines = [
+        f"const int {c.row} = {row};",
+        f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
+        *_guarded(writer, covered, two),
+    ]
+    return [*places, *beside, *block(f"if ({inside})", down.over(lines, pragma))]
+
+
+def pairs_of_warps(writer: PositionWriter, sums: Sums, together: int) -> list[str]:
+    """The same for four warps that multiply `together`, whose positions lie side by side in ``shared``: each has some of the channels there,
+    so that all neighbours of one are stored one after another. The `Sums.group` is that of the first warp.
+    """
+    c = writer.c
+    pitch, at = shared_pitch(together), c.along
+    half, down = Loop(c.half, together // 2), Loop(c.down, ROWS // together)
+    places, inside = writer.position(sums.group, at, "0")
+    two, beside = _both(writer, f"{c.shared}[{c.row} * {pitch} + {at}]")
+    along = [f"const int {at} = {half} * 64 + {c.lane} * 2;", *places, *beside, *block(f"if ({inside})", two)]
+    lines = [
+        f"const int {c.row} = {down} * {together} + {c.warp} % {together};",
+        f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
+        *_guarded(writer, sums.covered, half.over(along)),
+    ]
+    return sums.rows.over(["fp::meet_group();", sums.staging, "fp::meet_group();", *down.over(lines)])
+
+
+def shared_pitch(together: int) -> int:
+    """Floats from a channel to the next one where so many warps lay theirs out side by side; rows that a warp writes at once lie in
+    different banks.
+    """
+    return 32 * together + 4
+
+
+def _guarded(writer: PositionWriter, covered: int, lines: list[str]) -> list[str]:
+    """`lines` where the channel is one of the result."""
+    return lines if writer.sizes[1] == covered else block(f"if ({writer.c.channel} < {writer.end_channel})", lines)
+
+
+def _both(writer: PositionWriter, at: str) -> tuple[list[str], list[str]]:
+    """The lines for two neighbours, whose sums lie at `at`, and the definition of the second one's position, if they need it."""
+    c = writer.c
+    kernel, printer = writer.kernel, writer.printer
+    shared = Scope(printer)
+    for axis, text in zip(kernel.rows, (c.sample, c.channel, *writer.axes[:-1]), strict=False):
+        shared.define_axis(axis, text)
+    printer.expect(kernel.roots)
+    one, other = (_one(writer, shared, number) for number in range(2))
+    first, second = (_values(writer, scope) for scope in (one, other))
+    places = [one.index(store.index) for store in kernel.stores]
+    lines = [f"const fp::Vec<float, 2> {c.two} = fp::as_vector<2>({at});", *shared.lines, *one.lines, *other.lines]
+    for store, index, here, there in zip(kernel.stores, places, first, second, strict=False):
+        kind = f"fp::Vec<{C_TYPES[writer.program.buffer(store.buffer).dtype]}, 2>"
+        lines.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({index}), {kind}{{{{{here}, {there}}}}});")
+    if kernel.partials is not None:
+        lines.append(f"fp::as_vector<2>({at}) = fp::Vec<float, 2>{{{{{first[-1]}, {second[-1]}}}}};")
+    beside = f"const {writer.index_type} {c.beside} = {writer.axes[-1]} + 1;"
+    return lines, [beside] if other.reads(kernel.rows[-1]) else []
+
+
+def _one(writer: PositionWriter, shared: Scope, number: int) -> Scope:
+    """A scope that knows the position and the sum of one of the two."""
+    c, kernel, here = writer.c, writer.kernel, shared.child()
+    here.define_axis(kernel.rows[-1], c.beside if number else writer.axes[-1])
+    for node in kernel.nodes:
+        if isinstance(node, ReductionResult):
+            here.bind(node, f"{c.two}[{number}]", spare=1)
+    return here
+
+
+def _values(writer: PositionWriter, here: Scope) -> list[str]:
+    """What is stored of the one that `here` knows, and what is reduced of it."""
+    types = [writer.program.buffer(store.buffer).dtype for store in writer.kernel.stores]
+    made = [here.converted(store.value, dtype) for store, dtype in zip(writer.kernel.stores, types, strict=True)]
+    partials = writer.kernel.partials
+    return made if partials is None else [*made, bare(here.value(partials.value))]

@@ -1,0 +1,198 @@
+"""What writers of CUDA kernels with a convolution share: results on their way from sums to memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.convolution import ROWS
+from fusepass.codegen.ir.expr import Expr, ReductionResult
+from fusepass.codegen.ir.program import Buffer, Reduction, Store
+from fusepass.codegen.render.cuda.contraction.convolution.along import Along
+from fusepass.codegen.render.cuda.contraction.convolution.neighbours import store_neighbours
+from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs, takes_pairs
+from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums, is_first, store_own
+from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.partials import PositionStates
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import bare, block, braces
+
+GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
+
+
+@dataclass(frozen=True)
+class ConvolutionText:
+    """A kernel's constant tables, which stand before it, and the lines of its body."""
+
+    tables: tuple[str, ...]
+    body: tuple[str, ...]
+
+
+class ConvolutionWriter(PositionWriter):
+    """Lines of a kernel, its results among them; see `TileWriter`.
+
+    Attributes:
+        whole: whether all sums of a tile are computed again where some are.
+    """
+
+    whole = False
+
+    @functools.cached_property
+    def states(self) -> PositionStates | None:
+        """What is reduced over positions; None where nothing is."""
+        if self.kernel.partials is None:
+            return None
+        return PositionStates(self.kernel, self.plan, self.tile_count, self.rows, self.pointers, self.printer)
+
+    # ---- sums
+
+    def finite(self, sums: str, loops: Sequence[Loop], test: str = "fp::all_finite") -> Iterable[str]:
+        """``broken``, for a warp: whether some of its sums in `sums`, which are those at hand in `loops`, are not finite."""
+        c = self.c
+        lines = [f"{c.broken} = {c.broken} || !{test}({sums});"]
+        for loop in reversed(loops):
+            lines = loop.over(lines)
+        yield f"bool {c.broken} = false;"
+        yield from lines
+        yield f"{c.broken} = __any_sync(0xffffffffu, {c.broken});"
+
+    # ---- results
+
+    def epilogue(self, sums: Sums) -> Iterable[str]:
+        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
+        if self.kernel.is_pointwise:
+            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
+            yield from each
+            return
+        yield from self.reductions(sums)
+
+    def own_staging(self, sums: Sums) -> str:
+        """As `Sums.staging`, for `stored_own`."""
+        return sums.staging
+
+    def stored_own(self, sums: Sums) -> Iterable[str]:
+        """Stores results that are all finite, as they are laid out."""
+        return self.epilogue(sums)
+
+    def over_channels(self, sums: Sums, lines: Sequence[str], unroll: str, ahead: Sequence[str] = ()) -> Iterable[str]:
+        """`lines` for each result, ``sum``, at ``channel`` and the spatial axes; `ahead` before each position's channels."""
+        c = self.c
+        row = [
+            f"const int {c.channel} = {self.first_channel} + {self.rows} * {ROWS} + {c.row};",
+            f"const float {c.sum} = {c.room}[{self.staged}];",
+            *lines,
+        ]
+        if self.sizes[1] != sums.covered:
+            row[1:] = block(f"if ({c.channel} < {self.end_channel})", row[1:])
+        taken = block(f"if ({c.broken})", sums.repair) if sums.repair else []
+        positions = self.over_positions(sums, [*taken, *ahead, *Loop(c.row, sums.height).over(row, unroll)])
+        yield from self._over_rows(sums, positions)
+
+    def _over_rows(self, sums: Sums, lines: Sequence[str]) -> Iterable[str]:
+        """`lines` for 16 channels after another, which are laid out before and reduced behind them."""
+        yield from sums.over_rows([*lines, *(self.states.add() if self.states else ())])
+
+    def _pairs(self, sums: Sums) -> Iterable[str]:
+        """The same for two neighbours at a time; see `cuda.contraction.convolution.pairs`."""
+        lines = self._repaired(sums)
+        if self.states:
+            lines = [*self.over_positions(sums, []), *lines]
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll, sums.height)])
+
+    def vectors(self, sums: Sums, width: int) -> Iterable[str]:
+        """The same for `width` neighbours; see `cuda.contraction.convolution.neighbours`."""
+        stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
+        yield from self._over_rows(sums, [*self._repaired(sums), *stored])
+
+    def along(self, sums: Sums, width: int) -> Iterable[str]:
+        """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.along`."""
+        along = Along(self, sums.group, sums.covered)
+        yield from along.begin()
+        yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
+
+    def _repaired(self, sums: Sums) -> list[str]:
+        """What is not finite in ``room`` is computed again there."""
+        lines = [*self._where_inside(sums, sums.repair), "__syncwarp();"]
+        return block(f"if ({self.c.broken})", lines) if sums.repair else []
+
+    @property
+    def staged(self) -> str:
+        """Where a thread's result of a row lies in ``room``."""
+        c = self.c
+        place = c.lane if self.on.pair == 1 else f"{self.half} * 32 + {c.lane}"
+        return f"{c.row} * {self.on.staged_pitch} + {place}"
+
+    def _where_inside(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        places, inside = self.position(sums.group)
+        return self.half.over([*places, *block(f"if ({inside})", lines)])
+
+    def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
+        """`lines` for each position of a thread, where it is one of the result."""
+        c = self.c
+        if self.states is None:
+            return self._where_inside(sums, lines)
+        places, inside = self.position(sums.group)
+        once = f"{c.is_inside} && ({is_first(self.on, self.anchor.spread[-1], c)})" if self.on.pace else c.is_inside
+        places += [
+            f"const bool {c.is_inside} = {inside};",
+            f"{c.inside}[{self.half}] = __ballot_sync(0xffffffffu, {once});",
+        ]
+        if lines:
+            places += block(f"if ({c.is_inside})", lines)
+        return [f"unsigned {c.inside}[{self.on.pair}];", *braces(self.half.over(places))]
+
+    # ---- reductions over channels
+
+    def reductions(self, sums: Sums) -> Iterable[str]:
+        """The kernel's reduction loops over channels and its stores: a thread has all channels of its positions, one after another."""
+        c = self.c
+        kernel = self.kernel
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, self.half)
+        axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
+        (stat, *_) = [
+            node for node in kernel.nodes if isinstance(node, ReductionResult) and node.reduction == self.anchor.name
+        ]
+
+        def phase(roots: Sequence[Expr], reduction_loop: Sequence[Reduction], stores: Sequence[Store]) -> list[str]:
+            outer = reduction_loops.row_scope(roots, axes)
+            inner = reduction_loops.column(outer, c.channel, stat, reduction_loop, stores)
+            return braces(self.over_channels(sums, inner, sums.unroll, outer.lines))
+
+        for reduction_loop in kernel.reduction_loops:
+            yield from (reduction_loops.declared(reduction, f"[{self.on.pair}]") for reduction in reduction_loop)
+            yield from phase([value for each in reduction_loop for value in each.values], reduction_loop, ())
+        if kernel.row_stores:
+            scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes)
+            for store in kernel.row_stores:
+                scope.lines.append(reduction_loops.stored(scope, store))
+            yield from braces(self.over_positions(sums, scope.lines))
+        if kernel.stores:
+            yield from phase([store.value for store in kernel.stores], (), kernel.stores)
+
+    # ---- where results go
+
+    def _stores(self) -> list[str]:
+        c = self.c
+        scope = Scope(self.printer)
+        for axis, text in zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True):
+            scope.define_axis(axis, text)
+        for node in self.kernel.nodes:
+            if isinstance(node, ReductionResult):
+                scope.bind(node, c.sum, spare=1)
+        self.printer.expect(self.kernel.roots)
+        for store in self.kernel.stores:
+            scope.lines.append(self._store(scope, store))
+        if self.kernel.partials is not None:
+            value = bare(scope.value(self.kernel.partials.value))
+            scope.lines.append(f"{c.room}[{self.staged}] = {value};")
+        return scope.lines
+
+    def _store(self, scope: Scope, store: Store) -> str:
+        buffer: Buffer = self.program.buffer(store.buffer)
+        value = scope.converted(store.value, buffer.dtype)
+        index, target = scope.index(store.index), self.pointers[store.buffer]
+        if not self.on.pace:
+            return f"{target}[{index}] = {value};"
+        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)

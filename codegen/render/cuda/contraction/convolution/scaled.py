@@ -1,0 +1,193 @@
+"""Writes the body of a CUDA kernel with a convolution that makes scaled halves of tiles of its input; see `passes.scaled_tiles`.
+
+A tile is fetched as it is. Its threads find the largest number of each channel, then the scale, and lay the tile's halves out in places
+(`cuda_places`); while these are multiplied, the next tile is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
+from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
+from fusepass.codegen.ir.index import contiguous_strides
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
+from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, quotient, remainder
+from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.spelling import Identifiers, Locals, block, either
+from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
+from fusepass.codegen.schedule_convolution.tiles import Tiles
+
+BINADES, BINADES_BY_PARTS = 24, 15
+"""How many powers of two a channel may be smaller than the largest of its tile; the second one where low parts are not scaled
+(`PlacesSchedule.by_parts`). The largest number of the tile has exponent 14 as a half, that of such a channel -10 or -1, and steps of halves
+end at 2^-24: a number is off by 2^-25 where its own digits do not end before. One half is off by 2^-15 of the largest number of its channel,
+which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with one as it is 2^-24, by which float32 may round it.
+"""
+
+_EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
+
+
+def chunk_text(
+    kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
+) -> ConvolutionText:
+    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
+    writer = ChunkWriter if plan.source is None else _ScalingWriter
+    return writer(kernel, program, plan, pointers, names).write()
+
+
+def keep_exponents(c: Locals, threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
+    """Keeps the exponents of all input channels, and behind them those of a block's `count` output channels, which `end` at that one."""
+    yield f"fp::keep_exponents<{threads}>({c.exponents}, {channels}, 0, {ins}, {ins});"
+    yield f"fp::keep_exponents<{threads}>({c.exponents} + {ins}, {outs}, {c.first_channel}, {count}, {end});"
+
+
+class _ScalingWriter(ChunkWriter):
+    whole = True
+
+    def __init__(
+        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
+    ) -> None:
+        super().__init__(kernel, program, plan, pointers, names)
+        assert plan.source is not None
+        assert isinstance(self.anchor.halves, ScaledWeights)
+        self.input: Tiles = plan.source
+        self.packed = self.c.halves
+        self.exponents = pointers[self.anchor.halves.channels], pointers[self.anchor.halves.outs]
+
+    def write(self) -> ConvolutionText:
+        c = self.c
+        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
+        return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
+
+    def _shared(self) -> Iterable[str]:
+        c = self.c
+        yield from super()._shared()
+        plan = self.plan
+        at = plan.weight_bytes + 4 * self.on.staged_floats
+        yield f"unsigned char* const {self.packed} = {c.pool} + {at};"
+        yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {at + plan.tile_bytes});"
+        count = plan.block_channels
+        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
+        yield f"float* const {c.factors} = {c.tile} + {plan.channels * self.input.pitch};"
+        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
+        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {plan.channels * plan.largest_parts});"
+        yield from keep_exponents(c, plan.threads, *self.exponents, plan.channels, count, self.sizes[1])
+
+    def _tile_pointers(self) -> Iterable[str]:
+        return ()
+
+    def _fetch_tile(self) -> Iterable[str]:
+        return self.fetched_input()
+
+    def _pack(self) -> list[str]:
+        """Makes halves of what was fetched."""
+        c = self.c
+        plan, source, threads = self.plan, self.input, self.plan.threads
+        *_, filled = halves_of_place(plan.channels, plan.parts)
+        count, warps = plan.block_channels, plan.on.block_warps
+        binades = BINADES_BY_PARTS if plan.by_parts else BINADES
+        lines = [*self._place_in_input(), f"const auto {c.to} = {self.packed} + {c.i} * {2 * HALVES};"]
+        lines.append(
+            f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>({c.to}, {plan.layer_places * 2 * HALVES}, {c.tile} + {c.from_}, {source.pitch}, {c.scale});"
+        )
+        return [
+            f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>({c.largest}, {c.tile}, {source.pitch});",
+            "__syncthreads();",
+            f"const fp::TileScale<{plan.channels}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
+            f"fp::leave_factors<{threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {plan.channels}, {count});",
+            "#pragma unroll 2",
+            *block(f"for (unsigned {c.i} = threadIdx.x; {c.i} < {self.on.elements}; {c.i} += {threads})", lines),
+            "fp::publish_to_products();",
+        ]
+
+    def _place_in_input(self) -> Iterable[str]:
+        """``from``: where the position of place ``i`` lies in a channel of what was fetched."""
+        c = self.c
+        on, source, rest = self.on, self.input, c.i
+        strides = contiguous_strides(source.extent)
+        terms = [str(dot(on.origin, strides) - dot(source.origin, strides))]
+        for number in reversed(range(len(on.tile))):
+            here = remainder(rest, on.extent[number]) if number else rest
+            if number == len(on.tile) - 1 and on.extent[number] != self.plan.run and not self.plan.neighbours:
+                yield f"const unsigned {c.along} = {here};"
+                here = f"({c.along} - {c.along} / {self.plan.run} * {self.plan.run - BLOCK})"
+            terms.append(f"{here} * {strides[number]}")
+            rest = quotient(rest, on.extent[number])
+        yield f"const unsigned {c.from_} = {' + '.join(terms)};"
+
+    def finite(self, sums: str, loops: Sequence[Loop], test: str = "") -> Iterable[str]:
+        """Of finite halves, all sums are: what is not finite is found where halves are made."""
+        return ()
+
+    def reductions(self, sums: Sums) -> Iterable[str]:
+        """Where one reduction loop suffices, of values that are the same function of each position's sums, these stay in registers."""
+        if not self._reduces_registers():
+            return super().reductions(sums)
+        computed = list(super().reductions(sums.defined))
+        return either(self.c.broken, computed, self._reduced_registers(sums))
+
+    def _reduces_registers(self) -> bool:
+        kernel = self.kernel
+        if len(kernel.reduction_loops) != 1 or kernel.stores or self.on.pair > 1:
+            return False
+        (reduction_loop,) = kernel.reduction_loops
+        values = [value for reduction in reduction_loop for value in reduction.values]
+        along = {axis for value in values for axis in self.printer.dataflow.needs(value)} & {*kernel.rows[1:]}
+        return not along and all(reduction.op in _EXTREMES for reduction in reduction_loop)
+
+    def _reduced_registers(self, sums: Sums) -> list[str]:
+        """A thread has every fourth pair of channels of four positions: `fp::stage_scaled` says which."""
+        c = self.c
+        kernel, (reduction_loop,), t = self.kernel, self.kernel.reduction_loops, Loop(c.t, 2)
+        j = Loop(c.j, 4)
+        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, j)
+        states = [reduction_loops.declared(reduction, "[4]") for reduction in reduction_loop]
+        values = [value for reduction in reduction_loop for value in reduction.values]
+        (stat,) = [
+            each for each in walk(*values) if isinstance(each, ReductionResult) and each.reduction == self.anchor.name
+        ]
+        outer = reduction_loops.row_scope(values, {kernel.rows[0]: c.sample})
+        each = [
+            f"const int {c.j} = {c.i} / 2 % 2 * 2 + {t};",
+            f"const float {c.sum} = {c.sums}[0][{t}][{self.rows} * {ROWS // 2} + {c.i}] * {c.factor};",
+            *outer.lines,
+            *reduction_loops.column(outer, c.channel, stat, reduction_loop, ()),
+        ]
+        row = f"{c.i} / 4 * 8 + {c.lane} % 4 * 2 + {c.i} % 2"
+        lines = [
+            f"const int {c.row} = {self.rows} * {ROWS} + {row}, {c.channel} = {self.first_channel} + {c.row};",
+            f"const float {c.factor} = {c.factors}[{c.row}];",
+            *t.over(each),
+        ]
+        if self.sizes[1] != sums.covered:
+            lines[1:] = block(f"if ({c.channel} < {self.sizes[1]})", lines[1:])
+        pushed = self.rows.over(Loop(c.i, ROWS // 2).over(lines))
+        # Of four threads that share positions, each then has one of these.
+        own = []
+        for name in map(reduction_loops.state, reduction_loop):
+            own += [f"fp::merge_across<1, 4>({name}[{c.j}]);"]
+            own += [f"{name}[0] = fp::chosen({c.lane} % 4 == {c.j}, {name}[{c.j}], {name}[0]);"]
+        places, inside = self.position(sums.group, f"({c.lane} % 4 * 8 + {c.lane} / 4)")
+        axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
+        scope = reduction_loops.row_scope([store.value for store in kernel.row_stores], axes, "0")
+        scope.lines += [reduction_loops.stored(scope, store) for store in kernel.row_stores]
+        stored = block(f"if ({inside})", scope.lines)
+        return [*states, *pushed, *j.over(own), *places, *stored]
+
+    def factors(self) -> tuple[list[str], str]:
+        c = self.c
+        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        return [f"const float {c.factor} = {c.factors}[{iteration}{c.row}];"], f"{c.sum} * {c.factor}"
+
+    def _staging(self, *, shared: bool = False) -> str:
+        c = self.c
+        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
+        return (
+            f"fp::stage_scaled<{pitch}>({room}, {c.sums}, {self.rows}, {c.factors} + {iteration}{self.rows} * {ROWS});"
+        )

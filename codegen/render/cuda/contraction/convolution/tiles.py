@@ -1,0 +1,212 @@
+"""What writers of CUDA kernels with a convolution know of its tiles: where they lie, and how the input below them comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from fusepass.codegen.ir.digits import few_digits
+from fusepass.codegen.ir.dtype import Precision
+from fusepass.codegen.ir.index import contiguous_strides
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
+from fusepass.codegen.render.printer import Printer
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule
+from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
+
+_LETTERS = "zyx"
+
+
+class TileWriter:
+    """Lines of a kernel.
+
+    Attributes:
+        c: C names of the kernel's own variables.
+        rows: the loop over 16 output channels after another.
+        phase, half: those over the phases of a pair, and over a warp's results of one channel, 32 after another.
+        first_channel: the C name of the first output channel of those at hand.
+        letters: of the spatial axes.
+        axes, tile_at: C names of a position along each of them, and of the number of the tile at hand.
+        ins, outs: input and output channels of a group.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        program: Program,
+        plan: ConvolutionSchedule,
+        pointers: dict[str, str],
+        names: Identifiers,
+    ) -> None:
+        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
+        self.plan, self.on, self.input = plan, plan.on, plan.on
+        self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
+        self.sizes = [axis.size for axis in dimensions(kernel)]
+        self.ins, self.outs = in_channels(kernel, program), out_channels(kernel)
+        c = self.c = names.locals
+        self.rows, self.first_channel = Loop(c.m, plan.rows), c.first_channel
+        self.phase, self.half = Loop(c.p, plan.on.pair), Loop(c.half, plan.on.pair)
+        self.letters = _LETTERS[-len(self.on.tile) :]
+        self.axes = tuple(map(c.named, self.letters))
+        self.tile_at = tuple(c.named(f"tile_{letter}") for letter in self.letters)
+        self.index_type = "int64_t" if self.on.wide else "int"
+        self.printer = Printer(names, pointers, self.index_type, branches=False)
+        self.printer.few = few_digits(kernel, program)
+        self.names = names
+
+    # ---- channels
+
+    def channel_group(self) -> Iterable[str]:
+        """``group``, whose channels a block works on, and ``end_channel`` behind these, where there are several groups."""
+        c = self.c
+        groups, blocks = self.anchor.groups, self.plan.channel_blocks
+        if groups > 1:
+            yield f"const int {c.group} = {quotient(remainder('int(blockIdx.x)', blocks), blocks // groups)};"
+            yield f"const int {c.end_channel} = {c.group} * {self.outs} + {self.outs};"
+
+    @property
+    def part_of_group(self) -> str:
+        """Which part of its group's output channels a block works on."""
+        return remainder("int(blockIdx.x)", self.plan.channel_blocks // self.anchor.groups)
+
+    def of_group(self, channel: str, each: int) -> str:
+        """The place of an output channel of the block's group, among `each` of every group."""
+        c = self.c
+        if self.anchor.groups == 1:
+            return channel
+        return f"{c.group} * {each}" if channel == "0" else f"{c.group} * {each} + {channel}"
+
+    @property
+    def end_channel(self) -> str:
+        """Behind the last output channel of the block's group."""
+        return str(self.sizes[1]) if self.anchor.groups == 1 else self.c.end_channel
+
+    @property
+    def group_weights(self) -> str:
+        """What is added to where a weight lies, counted by all output channels and the input channels of a group."""
+        if self.anchor.groups == 1 or not self.anchor.transposed:
+            return ""
+        return f" + {self.c.group} * {self.ins * self.weight.strides[0] - self.outs * self.weight.strides[1]}"
+
+    # ---- tiles
+
+    @property
+    def tile_count(self) -> int:
+        """Tiles of all samples."""
+        return self.source.shape[0] * prod(self.on.tiles)
+
+    def tile_place(self) -> Iterable[str]:
+        """Which tile of which sample has number ``number``."""
+        c = self.c
+        rest = c.number
+        for at, count in reversed(list(zip(self.tile_at, self.on.tiles, strict=True))):
+            yield f"const int {at} = {remainder(rest, count)};"
+            rest = quotient(rest, count)
+        yield f"const {self.index_type} {c.sample} = {rest};"
+
+    def input_place(self, element: str) -> tuple[list[str], str, str]:
+        """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
+        that it exists, its index in a channel.
+        """
+        c = self.c
+        shape, strides = self.source.shape, self.source.strides
+        lines, conditions, index, rest = [], [], [f"{c.sample} * {strides[0]}"], element
+        if self.anchor.groups > 1:
+            index.append(f"{self.index_type}({c.group}) * {self.ins * strides[1]}")
+        for number in reversed(range(len(self.axes))):
+            axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
+            step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]
+            each = self.input.vector if number == len(self.axes) - 1 else 1
+            extent //= each
+            here = remainder(rest, extent) if number else rest
+            here = here if each == 1 or here == "0" else f"{here} * {each}"
+            lines.append(f"const {self.index_type} {axis} = {self.tile_at[number]} * {step} + {here}{plus(first)};")
+            conditions.append(f"{axis} >= 0 && {axis} < {size}")
+            index.append(f"{axis} * {strides[2 + number]}")
+            rest = quotient(rest, extent)
+        return lines, " && ".join(conditions), " + ".join(index)
+
+    def copy_input(self, to: str, source: str, real: str) -> str:
+        """Begins a copy of input elements to a place of the tile, of halves to the beginning of their numbers' room."""
+        if self.input.vector == 1 and not self.source.dtype.is_half:
+            return f"fp::begin_copy({to}, {source}, {real});"
+        nbytes = self.source.dtype.nbytes * self.input.vector
+        return f"fp::begin_copy_bytes<{nbytes}>({to}, {source}, {real} ? {nbytes} : 0);"
+
+    @property
+    def copies(self) -> str:
+        """The head of a loop over a thread's copies of one channel of a tile."""
+        c = self.c
+        return f"for (int {c.i} = threadIdx.x; {c.i} < {self.input.elements // self.input.vector}; {c.i} += {self.plan.threads})"
+
+    def in_tile(self, channel: str) -> str:
+        """Where the elements of copy ``i`` lie in a tile, from its beginning."""
+        return f"({channel} * {self.input.pitch} + {self.c.i}{'' if self.input.vector == 1 else f' * {self.input.vector}'})"
+
+    @property
+    def settles(self) -> bool:
+        """Whether elements of a tile that are there are not yet what is multiplied."""
+        return self.source.dtype.is_half or self.anchor.precision is Precision.TF32
+
+    def settling(self, head: str, tile: str, over_channels: str, pragma: str = UNROLL) -> Iterable[str]:
+        """The function with this head, which makes of what a thread has fetched to `tile` what is multiplied, in place; nothing where it is
+        that already. Halves are numbers of TF32.
+        """
+        if not self.settles:
+            return
+        kind = f"round_numbers<{self.input.vector}>"
+        if self.source.dtype.is_half:
+            kind = f"widen_numbers<{C_TYPES[self.source.dtype]}, {self.input.vector}>"
+        one = f"fp::{kind}({tile} + {self.in_tile(self.c.channel)});"
+        yield "// makes of what this thread has fetched what is multiplied"
+        yield from block(head, block(self.copies, [pragma, *block(over_channels, [one])]), "};")
+
+    def from_origin(self, offset: Sequence[int]) -> int:
+        """Where a tap lies in a channel of the tile, from the place of a position."""
+        inside = contiguous_strides(self.on.extent)
+        return dot(offset, inside) - dot(self.on.origin, inside)
+
+    def group_coordinates(self, group: str) -> list[str]:
+        """Where a group of 8 positions lies in the tile, per axis and in positions."""
+        shape = (*self.on.tile[:-1], self.on.tile[-1] // GROUP)
+        found, rest = [], group
+        for number in reversed(range(len(shape))):
+            here = remainder(rest, shape[number]) if number else rest
+            found.append(f"{here} * {GROUP}" if number == len(shape) - 1 and here != "0" else here)
+            rest = quotient(rest, shape[number])
+        return found[::-1]
+
+    def group_place(self, group: str) -> str:
+        """Where the first position of a group lies in the tile of the input."""
+        inside = contiguous_strides(self.on.extent)
+        parts = [
+            f"{at} * {stride * step}"
+            for at, stride, step in zip(self.group_coordinates(group), inside, self.anchor.step, strict=True)
+            if at != "0"
+        ]
+        return " + ".join(parts) or "0"
+
+
+def dot(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def plus(number: int) -> str:
+    return f" {'-' if number < 0 else '+'} {abs(number)}" if number else ""
+
+
+def quotient(text: str, divisor: int) -> str:
+    """``text / divisor`` for a number that is never negative."""
+    return text if divisor == 1 else f"{text} / {divisor}"
+
+
+def remainder(text: str, divisor: int) -> str:
+    return "0" if divisor == 1 else f"{text} % {divisor}"
+
+
+def table(name: str, numbers: Sequence[int], per_line: int = 16) -> Iterable[str]:
+    rows = [", ".join(map(str, numbers[i : i + per_line])) for i in range(0, len(numbers), per_line)]
+    yield f"__constant__ int {name}[{len(numbers)}] = {{"
+    yield from (f"    {row}," for row in rows)
+    yield "};"

@@ -1,0 +1,1 @@
+"""Matrix products, and what becomes of their sums."""

@@ -1,0 +1,163 @@
+"""Deep windows computed for an output tile of results: tiles of the input come to shared memory one after another, with what multiplies them.
+
+While threads add what a tile has to their results, the next ones are on their way. A block's parts take tiles in turn, each for all
+results of the output tile, which the first part adds up and stores.
+"""
+
+from __future__ import annotations
+
+from fusepass.codegen.ir.index import axis_index
+from fusepass.codegen.ir.output_tiles import TileWindow, as_used
+from fusepass.codegen.render.cuda.output_tile.copies import TileCopies
+from fusepass.codegen.render.cuda.output_tile.deep_copies import Iterations, WeightCopies
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
+from fusepass.codegen.render.cuda.walk.frame import Frame
+from fusepass.codegen.render.numbers import plain
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule.deep import STAGES, exchanged_bytes, keeps_weights
+from fusepass.codegen.schedule.plan_output_tile import DeepTile
+from fusepass.errors import RenderError
+
+
+class DeepTiles:
+    """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
+
+    def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
+        assert isinstance(frame.schedule, DeepTile)
+        self.frame, self.plan, self.windows = frame, frame.schedule, windows
+        self.tiles = StagedWindows(frame)
+        self.iterations = Iterations(frame, windows, self.tiles)
+        self._step = frame.names.exact("step")
+        self._sums: list[str] = []
+
+    def close(self) -> None:
+        """Print what comes behind all steps."""
+
+    def bind(self, lanes: Scope) -> None:
+        """Make the windows' results known to the lanes of a step."""
+        for window, total in zip(self.windows, self._sums, strict=True):
+            lanes.bind(window.window, f"{total}[{self.tiles.result()}].part<0>()")
+
+    def compute(self) -> None:
+        """Print the copies and the windows, before all steps."""
+        frame, plan, tiles, iterations = self.frame, self.plan, self.tiles, self.iterations
+        window, element = iterations.window, iterations.element
+        frame.printer.expect([store.value for store in frame.kernel.stores])
+        frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {tiles.pool}[];")
+        (below,) = window.below
+        tile = tiles.declare(window, below, STAGES * plan.parts * plan.planes)
+        weights = frame.names.exact("weights")
+        tiles.reserve(weights, element, STAGES * iterations.room * window.window.dtype.nbytes)
+        if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
+            raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
+        streams = TileCopies(iterations, tile), WeightCopies(iterations, weights)
+        for stream in streams:
+            stream.prepare()
+        for each in self.windows:
+            total = frame.names.numbered(each.window.op.value.lower())
+            self._sums.append(total)
+            # Of one dimension each: nvcc 13.0 sets but the first row of arrays of such structures to what they begin with.
+            state = f"fp::{each.window.op.value}<{element}>"
+            frame.top.lines.append(f"{state} {total}[{plan.unroll * plan.width}];")
+        for stage in map(str, range(STAGES - 1)):
+            if int(stage) < iterations.steps:
+                frame.top.lines += block("", [line for each in streams for line in each.begin(stage)])
+                frame.top.lines += [line for each in streams for line in each.end(stage)]
+            frame.top.lines.append("fp::end_copies();")
+        ahead = f"{self._step} + {STAGES - 1}"
+        more = f"if ({ahead} < {iterations.steps})"
+        lines = [f"fp::await_copies<{STAGES - 2}>();", "__syncthreads();"]
+        lines += block(more, [line for each in streams for line in each.begin(ahead)])
+        lines += ["fp::end_copies();", *self._added(tile, weights)]
+        lines += block(more, [line for each in streams for line in each.end(ahead)])
+        all_iterations = f"for (int {self._step} = 0; {self._step} < {iterations.steps}; ++{self._step})"
+        frame.top.lines += ["#pragma unroll 1", *block(all_iterations, lines)]
+        if plan.parts > 1:
+            frame.top.lines += self._together()
+
+    @property
+    def _threads(self) -> int:
+        """Of each part."""
+        return self.plan.threads // self.plan.parts
+
+    @property
+    def _part(self) -> str:
+        return f"threadIdx.x / {self._threads}"
+
+    def _added(self, tile: StagedTile, weights: str) -> list[str]:
+        """What a tile adds to a thread's results."""
+        frame, plan, tiles, iterations, shape = self.frame, self.plan, self.tiles, self.iterations, tile.shape
+        window, below, (_, across) = iterations.window, tile.below, iterations.window.taps
+        size = plan.planes * shape.rows * shape.cols
+        here, factors = (frame.names.numbered(word) for word in (f"{tile.name}_here", f"{weights}_here"))
+        stage = f"{self._step} % {STAGES}"
+        part = (f" + {self._part} * {size}", f" + {self._part} * {iterations.weights}")
+        first = [f"{stage} * {room}" for room in (plan.parts * size, iterations.room)]
+        if plan.parts > 1:
+            first = [text + each for text, each in zip(first, part, strict=True)]
+        lines = [
+            f"{C_TYPES[below.load.dtype]}* const {here} = {tile.name} + {first[0]};",
+            f"{iterations.element}* const {factors} = {weights} + {first[1]};",
+        ]
+        taps = [frame.names.numbered(axis.name) for axis in window.taps]
+        point = f"({taps[0]} * {across.size} + {taps[1]}) * {iterations.apart}"
+        held = frame.names.numbered("factors")
+        kept = keeps_weights(self.windows, plan)
+        if kept:
+            lines += self._fetched(held, factors, iterations.weights)
+        count, _ = below.span(window.taps, (plan.unroll, 1))
+        row = frame.top.child(conditional=True)
+        row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))
+        inner = row.child(conditional=True)
+        for axis, text in zip(window.taps, taps, strict=True):
+            inner.define_axis(axis, text)
+        inner.define_axis(frame.lane, frame.v)
+        at = axis_index(frame.lane) * below.steps[1] + axis_index(across) * below.dilation[1]
+        inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + shape.shift))}]")
+        mine = [] if kept else self._fetched(held, f"{factors} + {point}", iterations.apart)
+        pushes: list[str] = []
+        number = 0
+        for each, total in zip(self.windows, self._sums, strict=True):
+            scope = inner.child(conditional=True)
+            for constant in each.constants:
+                scope.bind(as_used(each.value, constant), f"{held}[{f'{point} + ' if kept else ''}{number}]")
+                number += 1
+            value = scope.pushed(each.value)
+            push = [*scope.lines, f"{total}[{tiles.result()}].{value};"]
+            condition = inner.condition(each.taken)
+            pushes += push if condition == "true" else block(f"if ({condition})", push)
+        body = loop(taps[1], across.size, [*mine, *inner.lines, *loop(frame.v, plan.width, pushes)])
+        row.lines += tiles.of_row(window, below, taps[0], body)
+        return [*lines, *loop(tiles.row, count, row.lines)]
+
+    def _fetched(self, name: str, start: str, count: int) -> list[str]:
+        """`count` weights, in registers."""
+        width = next(width for width in (4, 2, 1) if self.iterations.apart % width == 0)
+        k = self.frame.names.numbered("k")
+        vector = (
+            f"fp::as_vector<{width}>({name}[{times(k, width)}]) = fp::as_vector<{width}>(({start})[{times(k, width)}]);"
+        )
+        return [
+            f"__align__({4 * width}) {self.iterations.element} {name}[{count}];",
+            *loop(k, count // width, [vector]),
+        ]
+
+    def _together(self) -> list[str]:
+        """The first part adds what the others have."""
+        frame, plan = self.frame, self.plan
+        results = plan.unroll * plan.width
+        pool, part, k = (frame.names.numbered(word) for word in ("sums", "part", "k"))
+        each = results * len(self.windows) * self._threads
+        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool})"
+        lines = ["__syncthreads();", f"{self.iterations.element}* const {pool} = {start};"]
+
+        def place(which: str, number: int) -> str:
+            mine = f"threadIdx.x % {self._threads}"
+            return f"{pool}[{which} * {each} + ({number * results} + {k}) * {self._threads} + {mine}]"
+
+        given, first = f"({self._part} - 1)", f"if ({self._part} == 0)"
+        hand = [f"{place(given, number)} = {total}[{k}].total;" for number, total in enumerate(self._sums)]
+        take = [f"{total}[{k}].total += {place(part, number)};" for number, total in enumerate(self._sums)]
+        lines += [*block(f"if ({self._part} > 0)", loop(k, results, hand)), "__syncthreads();"]
+        return [*lines, *block(first, loop(part, plan.parts - 1, loop(k, results, take)))]

@@ -1,0 +1,119 @@
+"""Results of an output tile that leave through shared memory: all of a block's lie together, and go in the aligned vectors that cover them.
+
+Where rows of results begin anywhere, threads that stored their own would store one by one. The tiles have been read then, and make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.index import Index
+from fusepass.codegen.ir.program import Store
+from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
+from fusepass.codegen.render.cuda.output_tile.staged import times
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule.output_tile_results import room_of_results
+from fusepass.codegen.schedule.shape import ACCESS
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one store.
+
+    Attributes:
+        pointer, element: where they go to, and their C type.
+        name: the C name of their place in shared memory, where they stand as in the vectors of memory that cover them.
+        begin: that of where the block's begin in memory.
+        vector: elements of such a vector.
+    """
+
+    pointer: str
+    element: str
+    name: str
+    begin: str
+    vector: int
+
+
+class OutputTileResults:
+    """What the stores of a kernel whose schedule walks output tiles lay down, and how it leaves."""
+
+    def __init__(self, frame: Frame, pool: str) -> None:
+        self.frame, self._pool = frame, pool
+        self._of: dict[int, Results] = {}
+
+    @property
+    def _count(self) -> int:
+        """Of a block."""
+        plan = self.frame.image_plan
+        _, x = self.frame.arranged.image
+        return plan.planes * plan.tile_height * x.size
+
+    def begin(self) -> None:
+        """Print where results are to be laid down, when all threads have read the tiles."""
+        top, used = self.frame.top, 0
+        top.lines.append("__syncthreads();")
+        for store in self.frame.kernel.stores:
+            made, start = self._results(store), f"{self._pool} + {used}" if used else self._pool
+            top.lines.append(f"{made.element}* const {made.name} = reinterpret_cast<{made.element}*>({start});")
+            used += room_of_results(self._count, ACCESS // made.vector)
+            self._of[id(store)] = made
+
+    def _results(self, store: Store) -> Results:
+        frame = self.frame
+        dtype, pointer = frame.program.buffer(store.buffer).dtype, frame.pointers[store.buffer]
+        scope, place = Scope(frame.printer), frame.output_tile
+        assert place is not None
+        y, x = frame.arranged.image
+        still = {x: Index(), frame.lane: Index()}
+        if place.first_row == "0":
+            still[y] = Index()
+        else:
+            scope.define_axis(y, place.first_row)
+        if frame.arranged.row is not None:
+            scope.define_axis(frame.arranged.row, place.first_image)
+        begin = frame.names.exact(f"{pointer}_begin")
+        value = scope.index(store.index.substitute(still))
+        frame.top.lines += [*scope.lines, f"const {frame.index_type} {begin} = {value};"]
+        name = frame.names.exact(f"{pointer}_results")
+        return Results(pointer, C_TYPES[dtype], name, begin, ACCESS // dtype.nbytes)
+
+    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
+        """Lay down a lane's result, if there is one."""
+        frame, made, (_, x) = self.frame, self._of[id(store)], self.frame.arranged.image
+        plan, place = frame.schedule, frame.output_tile
+        assert place is not None
+        here = frame.names.exact(f"{made.name}_here")
+        around.before_lanes.append(f"{made.element}* const {here} = {made.name} + {self._first(made, place, x.size)};")
+        line = [f"{here}[{frame.v}] = {value};"]
+        there = [f"{place.column_in_tile} + {frame.v} < {x.size}"] if plan.lanes * plan.width > x.size else []
+        there += [f"{frame.row_of_thread} >= {place.above}"] if frame.apart and place.above != "0" else []
+        lanes.lines += block(f"if ({' && '.join(there)})", line) if there else line
+
+    def _first(self, made: Results, place: OutputTilePlace, cols: int) -> str:
+        """Where a thread's first result of a step is to stand."""
+        plan, rows = self.frame.image_plan, [place.row_in_tile] if place.row_in_tile else []
+        rows += [self.frame.u] if plan.unroll > 1 else []
+        parts = [f"{made.begin} % {made.vector}"]
+        parts += [times(place.plane, plan.tile_height * cols)] if place.plane else []
+        parts += [times(f"({' + '.join(rows)})" if len(rows) > 1 else rows[0], cols)] if rows else []
+        return " + ".join([*parts, place.column_in_tile])
+
+    def leave(self) -> Iterator[str]:
+        """The lines that store what is laid down, when all threads have done so."""
+        frame, count, (_, x) = self.frame, self._count, self.frame.arranged.image
+        assert frame.output_tile is not None
+        before, _ = frame.output_tile.before
+        yield "__syncthreads();"
+        for made in self._of.values():
+            t, vector = frame.names.numbered("t"), made.vector
+            past = f"{made.begin} % {vector}"
+            span = f"int {t} = threadIdx.x * {vector}; {t} < {past} + {count}; {t} += {frame.schedule.threads * vector}"
+            target, first, most = f"{made.pointer} + ({made.begin} - {past} + {t})", f"{t} - {past}", str(count)
+            if frame.apart and before != "0":
+                others = f"({before}) * {x.size}"
+                first, most = f"{first} - {others}", f"{count} - {others}"
+            stored = f"fp::store_inside({target}, fp::as_vector<{vector}>({made.name}[{t}]), false, {first}, {most});"
+            yield from block(f"for ({span})", [stored])

@@ -1,0 +1,232 @@
+"""How a block's threads load and store its tiles in shared memory: across, as one piece of memory, or row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusepass.codegen.ir.index import Axis, Index, axis_index
+from fusepass.codegen.ir.transpose import neighbours
+from fusepass.codegen.render.cuda.transpose.pieces import read_piece, write_piece
+from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, define
+from fusepass.codegen.render.cuda.walk.frame import Frame
+from fusepass.codegen.render.numbers import free
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.schedule.shape import ACCESS
+
+
+@dataclass(frozen=True)
+class _Stand:
+    """Where a thread stands to load or store what crosses, in the loop over its steps.
+
+    Attributes:
+        along, vector: C expressions of the position along and the number of the vector across, from the tile's first.
+        first: number of the tile's first vector, and a plus sign; empty for 0.
+        steps: of the loop.
+    """
+
+    along: str
+    vector: str
+    first: str
+    steps: int
+
+    @classmethod
+    def of(cls, frame: Frame, each: SharedTranspose) -> _Stand:
+        """With the thread's place among the others defined."""
+        tile, lines = each.tile, frame.top.lines
+        across, along = tile.steps
+        vector, line = frame.names.exact(f"{each.name}_lane"), frame.names.exact(f"{each.name}_line")
+        lines.append(f"const int {vector} = threadIdx.x % {tile.lanes};")
+        lines.append(f"const int {line} = threadIdx.x / {tile.lanes};")
+        if across > 1:
+            vector += f" + {tile.lanes} * {frame.u if along == 1 else f'({frame.u} % {across})'}"
+        if along > 1:
+            line += f" + {tile.lines} * {frame.u if across == 1 else f'({frame.u} / {across})'}"
+        first = frame.first_across and f"{frame.first_across}{f' / {tile.width}' if tile.width > 1 else ''} + "
+        return cls(line, vector, first, across * along)
+
+    def slot(self, frame: Frame, each: SharedTranspose) -> str:
+        """The element of the tile for one lane of the thread's vector."""
+        width = each.tile.width
+        across = self.vector if width == 1 else f"({self.vector}) * {width} + {frame.v}"
+        along = f"({self.along})" if each.tile.vector > 1 and " " in self.along else self.along
+        return each.at(f"({across})", along, f"({self.vector})")
+
+
+def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
+    """Load what crosses; the lines that write it to shared memory, when all else is loaded, and wait for the block."""
+    written: list[str] = []
+    for each in exchanges:
+        if each.transposing.load is None:
+            continue
+        if each.piece:
+            written += read_piece(frame, each)
+            continue
+        if each.tile.covered:
+            written += read_covered(frame, each)
+            continue
+        stand, width = _Stand.of(frame, each), each.tile.width
+        loaded = frame.names.exact(f"{each.name}_in")
+        array, step = (f"[{stand.steps}]", f"[{frame.u}]") if stand.steps > 1 else ("", "")
+        vector = f"fp::Vec<{C_TYPES[each.transposing.load.dtype]}, {width}>"
+        frame.top.lines.append(f"{vector} {loaded}{array}{' = {}' if each.guard else ''};")
+        scope = frame.top.child()
+        # A thread past the end loads what the last one loads.
+        along = frame.along(stand.along)
+        if frame.leaves_rows(each.along.size, each.tile.along):
+            along = f"fp::least({along}, {free(each.along.size - 1)})"
+        define(frame, scope, each.along, along, 1)
+        across = _clamped(frame, f"{stand.first}{stand.vector}", each.across, each.tile.across, width)
+        define(frame, scope, each.across, across, width)
+        inside = scope.child(conditional=True) if each.guard else scope
+        start = inside.operand(each.index.substitute({each.lane: Index()}))
+        reuse = ", fp::Reuse::none" if each.transposing.buffer in frame.schedule.memory.once else ""
+        pointer = frame.pointers[each.transposing.buffer]
+        inside.lines.append(f"{loaded}{step} = fp::load_vector<{width}{reuse}>({pointer} + {start});")
+        if each.guard:
+            scope.lines += block(f"if ({scope.condition(each.guard)})", inside.lines)
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, scope.lines)
+        lane = frame.v if width > 1 else "0"
+        moved = frame.unrolled(frame.v, width, [f"{stand.slot(frame, each)} = {loaded}{step}[{lane}];"])
+        written += frame.unrolled(frame.u, stand.steps, moved)
+    return [*written, "__syncthreads();"] if written else []
+
+
+def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
+    """Wait for the block; then store what crosses."""
+    stores = [each for each in exchanges if each.transposing.store is not None]
+    if stores:
+        frame.top.lines.append("__syncthreads();")
+    for each in stores:
+        if each.realigned:
+            _write_rows(frame, each)
+            continue
+        if each.piece:
+            write_piece(frame, each)
+            continue
+        stand, width, buffer = _Stand.of(frame, each), each.tile.width, each.transposing.buffer
+        scope = frame.top.child()
+        along = define(frame, scope, each.along, frame.along(stand.along), 1)
+        across = define(frame, scope, each.across, f"{stand.first}{stand.vector}", width)
+        inside = scope.child(conditional=True)
+        vector = frame.names.exact(f"{each.name}_out")
+        inside.lines.append(f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};")
+        lane = frame.v if width > 1 else "0"
+        inside.lines += frame.unrolled(frame.v, width, [f"{vector}[{lane}] = {stand.slot(frame, each)};"])
+        start = inside.operand(each.index.substitute({each.lane: Index()}))
+        reuse = "<fp::Reuse::none>" if buffer in frame.schedule.memory.once else ""
+        inside.lines.append(f"fp::store_vector{reuse}({frame.pointers[buffer]} + {start}, {vector});")
+        guards = []
+        if frame.overlap:
+            guards.append(f"{stand.along} < {frame.own_rows}")
+        elif each.tile.lines * each.tile.steps[1] > each.tile.along:  # more threads than the tile has vectors
+            guards.append(f"{stand.along} < {each.tile.along}")
+        if frame.leaves_rows(each.along.size, each.tile.lines * each.tile.steps[1]):
+            guards.append(f"{along} < {free(each.along.size)}")
+        if frame.may_leave(each.across.size, each.tile.across):
+            guards.append(f"{across} < {free(each.across.size)}")
+        scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+        frame.top.lines += frame.unrolled(frame.u, stand.steps, scope.lines)
+
+
+def _write_rows(frame: Frame, each: SharedTranspose) -> None:
+    """Store a tile row by row: in whole accesses where the tile's part of a row is one piece, else by element."""
+    tile, pointer, count = each.tile, frame.pointers[each.transposing.buffer], each.tile.along
+    lanes = count * tile.nbytes // ACCESS
+    lines = tile.threads // lanes
+    steps = max(tile.across // lines, 1)
+    lane, line = frame.names.exact(f"{pointer}_lane"), frame.names.exact(f"{pointer}_line")
+    frame.top.lines.append(f"const int {lane} = threadIdx.x % {lanes};")
+    frame.top.lines.append(f"const int {line} = threadIdx.x / {lanes};")
+    here = f"{line} + {lines} * {frame.u}" if steps > 1 else line
+    scope = frame.top.child()
+    across = define(frame, scope, each.across, f"{frame.first_across} + {here}" if frame.first_across else here, 1)
+    inside = scope.child(conditional=True)
+    run = axis_index(each.along) % neighbours(each.index, each.along)
+
+    def place(along: str, into: Scope) -> tuple[str, str]:
+        """Where the element lies, and its place in what lies together in memory."""
+        part = into.child()
+        define(frame, part, each.along, along, 1)
+        found = part.operand(each.index), part.index(run) if frame.overlap else ""
+        into.lines += part.lines
+        return found
+
+    first = frame.first_along
+    start, end = frame.names.exact(f"{pointer}_start"), frame.names.exact(f"{pointer}_end")
+    at, before = place(first, inside)
+    inside.lines.append(f"const {frame.index_type} {start} = {at};")
+    last = f"{first} + {count - 1}"
+    if frame.leaves_rows(each.along.size, count):
+        last = f"fp::least({last}, {free(each.along.size - 1)})"
+    inside.lines.append(f"const {frame.index_type} {end} = {place(last, inside)[0]};")
+    single = inside.child(conditional=True)
+    along = frame.names.exact(f"{pointer}_at")
+    target, past = place(f"{first} + {along}", single)
+    stored = [f"{pointer}[{target}] = {each.at(f'({here})', along)};"]
+    row, piece = (
+        f"&{each.name}[({here}) * {tile.pitch}], {each.iteration(f'({here})')}",
+        f"{end} - {start} == {count - 1}",
+    )
+    whole = f"fp::store_row<{count}>({pointer} + {start}, {row}, {lane});"
+    if frame.overlap:
+        own, sector = frame.own_rows, frame.overlap
+        begin = f"fp::least(unsigned({target}) % {sector}, unsigned({past}))"
+        stored = block(f"if (unsigned({along}) - {begin} < {own})", stored)
+        # No other block has the part of a sector that memory which lies together begins with.
+        piece += f" && {before} != 0"
+        whole = f"fp::store_sectors<{own}, {sector}>({pointer} + {start}, {row}, {lane}, unsigned({start}));"
+    single.lines += stored
+    fits = f"{first} + {along} < {free(each.along.size)}"
+    guarded = block(f"if ({fits})", single.lines) if frame.leaves_rows(each.along.size, count) else single.lines
+    inside.lines += block(f"if ({piece})", [whole])
+    inside.lines += block("else", block(f"for (int {along} = {lane}; {along} < {count}; {along} += {lanes})", guarded))
+    guards = [f"{here} < {tile.across}"] if lines > tile.across else []
+    if frame.may_leave(each.across.size, tile.across):
+        guards.append(f"{across} < {free(each.across.size)}")
+    scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+    frame.top.lines += frame.unrolled(frame.u, steps, scope.lines)
+
+
+def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:
+    return f"fp::least({number}, {free(axis.size // width - 1)})" if frame.may_leave(axis.size, tile) else number
+
+
+def read_covered(frame: Frame, each: SharedTranspose) -> list[str]:
+    """Load what covers a tile's rows, the block's threads each the next vector; the lines that write it to shared memory."""
+    load, tile = each.transposing.load, each.tile
+    assert load is not None
+    total, width = tile.along * tile.vectors, tile.width
+    steps, full = -(-total // tile.threads), total % tile.threads == 0
+    name, access, line = (frame.names.exact(f"{each.name}_{part}") for part in ("in", "access", "line"))
+    # A remainder tells the compiler in which steps all threads have a vector.
+    iteration = f" + {frame.u} * {tile.threads}" if steps > 1 else ""
+    here = [
+        f"const int {access} = int(threadIdx.x % {tile.threads}){iteration};",
+        f"const int {line} = {access} / {tile.vectors};",
+    ]
+
+    if steps == 1:
+        frame.top.lines += here
+
+    def of_steps(lines: list[str]) -> list[str]:
+        guarded = lines if full else block(f"if ({access} < {total})", lines)
+        return frame.unrolled(frame.u, steps, [*here, *guarded] if steps > 1 else guarded)
+
+    array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
+    scope = frame.top.child(conditional=not full)
+    along, count = frame.along(line), str(tile.across)
+    if frame.leaves_rows(each.along.size, tile.along):  # what follows the last row is loaded as that
+        along = f"fp::least({along}, {free(each.along.size - 1)})"
+    define(frame, scope, each.along, along, 1)
+    first = define(frame, scope, each.across, frame.first_across or "0", 1)
+    if frame.may_leave(each.across.size, tile.across):
+        count = f"fp::least({free(each.across.size)} - {first}, {count})"
+    begin, number = scope.operand(each.index), f"{access} % {tile.vectors}"
+    loaded = f"fp::load_covering<{width}>({frame.pointers[load.buffer]}, {begin}, {number}, {count})"
+    frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {width}> {name}{array};")
+    frame.top.lines += of_steps([*scope.lines, f"{name}{step} = {loaded};"])
+    # A row has whole vectors, so places count on from row to row, but for what keeps rows in different banks.
+    place = f"{each.name}[{access} * {width} + {line} / {width} * {width}]"
+    return of_steps([f"fp::as_vector<{width}>({place}) = {name}{step};"])

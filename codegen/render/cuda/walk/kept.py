@@ -1,0 +1,97 @@
+"""Where a CUDA kernel keeps a row's values between phases: in registers or in dynamic shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
+from fusepass.codegen.render.cuda.walk.frame import Frame, Number
+from fusepass.codegen.render.numbers import free
+from fusepass.codegen.render.spelling import C_TYPES
+from fusepass.codegen.schedule.plan import Keep
+from fusepass.errors import RenderError
+
+
+def values_to_keep(frame: Frame) -> tuple[Kept, ...]:
+    """What the kernel's schedule keeps."""
+    match frame.keep:
+        case Keep.REGISTERS:
+            return kept_values(frame.kernel, frame.dataflow)
+        case Keep.PACKED | Keep.SHARED | Keep.FETCHED:
+            return kept_in_memory(frame.kernel, frame.dataflow)
+        case Keep.NOTHING:
+            return ()
+
+
+class KeptPlaces:
+    """The variables of kept values. What is in shared memory is taken from there, and left there, as whole vectors."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self._shared = frame, frame.keep.in_shared
+        self._names: dict[int, str] = {}
+        self._vectors: dict[int, str] = {}
+        self._pool, self._pool_bytes = frame.names.exact("pool"), 0
+        self.place = ""  # of the vector at hand, where that is not its number
+
+    def name(self, kept: Kept) -> str:
+        """The C name of all places."""
+        return self._names[id(kept.node)]
+
+    def element(self, kept: Kept) -> str:
+        """The C expression for a kept value, in the loops over steps and lanes."""
+        frame = self.frame
+        lane = f"[{frame.v}]" if frame.has_lanes(kept.node) else ""
+        if self._shared:
+            return f"{self._staged(kept)}{lane or '[0]'}"
+        return f"{self.name(kept)}{f'[{frame.u}]' if frame.schedule.unroll > 1 else ''}{lane}"
+
+    def declare(self, kept: Kept) -> None:
+        frame, tile = self.frame, self.frame.tile
+        element, width = C_TYPES[kept.node.dtype], self._width(kept)
+        name = self._names[id(kept.node)] = frame.names.numbered("kept")
+        if self._shared:
+            self._vectors[id(kept.node)] = frame.names.exact(f"{name}_vector")
+            if not self._pool_bytes:
+                frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._pool}[];")
+            vector = f"fp::Vec<{element}, {width}>"
+            start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
+            frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
+            places = -(-tile.count // tile.step) * tile.step
+            if frame.of_block and frame.of_block.buffer:
+                places = frame.of_block.buffer.places * frame.schedule.unroll * frame.schedule.threads
+            self._pool_bytes += places * width * kept.node.dtype.nbytes
+            return
+        if tile.loop:
+            raise RenderError(f"{frame.kernel.name} has no registers for all of a row")
+        steps = f"[{frame.schedule.unroll}]" if frame.schedule.unroll > 1 else ""
+        frame.top.lines.append(f"{element} {name}{steps}{f'[{width}]' if width > 1 else ''};")
+
+    def staging(self, made: Sequence[Kept]) -> list[str]:
+        """Declarations of the vectors that go to shared memory."""
+        kinds = ((kept, f"fp::Vec<{C_TYPES[kept.node.dtype]}, {self._width(kept)}>") for kept in made)
+        return [f"{kind} {self._staged(kept)};" for kept, kind in kinds] if self._shared else []
+
+    def taken(self, known: Sequence[Kept], number: str | Number) -> list[str]:
+        """Read vector `number` of `known` values from shared memory."""
+        return [
+            f"const auto {self._staged(kept)} = {self.name(kept)}[{self.place or number}];"
+            for kept in known
+            if self._shared
+        ]
+
+    def left(self, made: Sequence[Kept], number: str | Number) -> list[str]:
+        """Write vector `number` of the values just `made` to shared memory."""
+        return [f"{self.name(kept)}[{number}] = {self._staged(kept)};" for kept in made if self._shared]
+
+    def check(self) -> None:
+        """Raises RenderError where the schedule has less room than what was declared."""
+        if self._pool_bytes > self.frame.schedule.shared_bytes:
+            room = self.frame.schedule.shared_bytes
+            raise RenderError(f"{self.frame.kernel.name} keeps {self._pool_bytes} bytes, not {room}")
+
+    def _width(self, kept: Kept) -> int:
+        return self.frame.schedule.width if self.frame.has_lanes(kept.node) else 1
+
+    def _staged(self, kept: Kept) -> str:
+        """A vector on its way to or from shared memory."""
+        return self._vectors[id(kept.node)]
