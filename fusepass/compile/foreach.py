@@ -39,7 +39,7 @@ def write_lists_in_place(graph_module: fx.GraphModule) -> None:
     if any(_in_place(node) for node in graph.nodes):
         for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
             # A write gives what it wrote to, which the graph may return.
-            write.replace_all_uses_with(write.args[0], delete_user_cb=lambda user: user.op == "output")  # type: ignore[arg-type]
+            write.replace_all_uses_with(write.args[0], delete_user_cb=lambda user: user.op == "output")
     last = list(trailing(graph))
     writes = {write.args[1]: write for write in last}
     to: dict[fx.Node, fx.Node] = {value: write.args[0] for value, write in writes.items()}  # type: ignore[misc]
