@@ -17,12 +17,15 @@ test: lint
 
 # The tests on another PyTorch, in an environment of its own, which stays for the next time; PYTHON says of which Python.
 # TESTS=tests/smoke takes a minute. Constraints that pip has from elsewhere are for the usual environment.
-test-torch: OTHER = .venv-torch-$(VERSION)
 test-torch:
 	@test -n "$(VERSION)" || { echo "make test-torch VERSION=2.15 [TESTS=tests/smoke] [PYTHON=python3.13]"; exit 2; }
-	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	PIP_CONSTRAINT=/dev/null $(OTHER)/bin/python -m pip install --quiet --no-compile "torch==$(VERSION).*" --editable '.[dev]'
-	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+	$(MAKE) .venv-torch-$(VERSION)/.installed
+	.venv-torch-$(VERSION)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+.venv-torch-%/.installed: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	PIP_CONSTRAINT=/dev/null $(@D)/bin/python -m pip install --quiet --no-compile "torch==$*.*" --editable '.[dev]'
+	touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

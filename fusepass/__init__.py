@@ -44,6 +44,7 @@ __all__ = [
     "RenderError",
     "ScheduleError",
     "__version__",
+    "build_operators",
     "check",
     "current",
     "explain",
@@ -242,6 +243,28 @@ def save_operators(program: ExportedProgram | fx.GraphModule, path: str | os.Pat
     from pathlib import Path
 
     from fusepass.artifact.operators import write
+
+    write(program.graph, Path(path))
+
+
+def build_operators(program: ExportedProgram | fx.GraphModule, path: str | os.PathLike[str]) -> None:
+    """Build the fused operators that `program` calls into one shared library, which registers them with libtorch as it is loaded.
+
+    A C++ program loads it by ``dlopen`` before it opens what AOTInductor made of `program`; a Python process by
+    ``torch.ops.load_library``. Neither needs fusepass, nor a compiler. The library serves the PyTorch, the device and the CPU or GPU
+    architecture that it was built for. A process in which the operators are registered already, such as this one, cannot load it.
+
+    Args:
+        program: what `export` gave, or a graph module that calls such operators.
+        path: the library, such as ``model_ops.so``; what is there is replaced.
+
+    Raises:
+        ArtifactError: `program` calls no fused operators, or one cannot be written.
+        BuildError: there is no C++ compiler, or it does not find PyTorch's headers.
+    """
+    from pathlib import Path
+
+    from fusepass.artifact.native import write
 
     write(program.graph, Path(path))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from fusepass.artifact.container import Reader
 from fusepass.codegen import cache_entry, cache_folders, trust
@@ -44,20 +43,27 @@ class Libraries:
         return names, files
 
 
-class LoadedLibraries(Sequence[Any]):
-    """The libraries of an artifact by number, each loaded when it is asked for."""
+class LoadedLibraries:
+    """The libraries of an artifact by number: those that were taken while it was open."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._names: list[str] = reader.manifest["libraries"]
+        self._taken: dict[int, ctypes.CDLL] = {}
 
-    def __getitem__(self, number: Any) -> Any:
-        name = self._names[number]
-        content = self._reader.read(name)
-        return load(self._reader.manifest["entries"][name][1], content)
+    def take(self, numbers: Iterable[int]) -> None:
+        """Load those of these numbers that are not yet.
 
-    def __len__(self) -> int:
-        return len(self._names)
+        Raises:
+            ArtifactError: one is damaged, or the loader does not take it.
+        """
+        for number in {*numbers} - self._taken.keys():
+            name = self._names[number]
+            content = self._reader.read(name)
+            self._taken[number] = load(self._reader.manifest["entries"][name][1], content)
+
+    def __getitem__(self, number: int) -> ctypes.CDLL:
+        return self._taken[number]
 
 
 def load(digest: str, content: bytes) -> ctypes.CDLL:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fusepass.artifact.graph import graph_of
 from fusepass.artifact.libraries import LoadedLibraries
 from fusepass.artifact.machine import Devices, runnable
 from fusepass.artifact.module import LoadedModule, Place, Signature
-from fusepass.artifact.region import region_of
+from fusepass.artifact.region import libraries_of, region_of
 from fusepass.artifact.tensors import CONSTANTS, WEIGHTS, unpacked
 from fusepass.artifact.versions import check
 from fusepass.errors import ArtifactError
@@ -85,15 +86,21 @@ def _fill(
     }
     loaded = LoadedLibraries(reader)
     fallbacks = FallbackCounter()
-    for data in manifest["signatures"]:
-        variant = runnable(data["variants"], devices.gpu)
+
+    def made(variant: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
         regions = [region_of(each, loaded, held, devices, fallbacks) for each in variant["regions"]]
         graph = graph_of(variant["graph"], [region.run for region in regions], held, devices)
         shorten(graph)
         for region in regions:
             region.stay()
+        return graph.forward
+
+    for data in manifest["signatures"]:
+        variant = runnable(data["variants"], devices.gpu)
+        loaded.take({number for region in variant["regions"] for number in libraries_of(region)})
         takes = [(states[number], places[states[number].name]) for number in data["states"]]
-        module._signatures.append(Signature(data, graph.forward, takes, devices))
+        module._signatures.append(Signature(data, functools.partial(made, variant), takes, devices))
+    module._signatures[0].prepare()
     module._report = manifest["report"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -107,7 +108,7 @@ class Signature:
 
     Args:
         data: as the manifest has it.
-        call: its graph.
+        make: makes its graph, at its first call: a file for many sizes is loaded as soon as one for few.
         states: how the model's tensors that it takes lie, and where they are kept.
         device: gives the device to use in place of one by name.
     """
@@ -115,7 +116,7 @@ class Signature:
     def __init__(
         self,
         data: Mapping[str, Any],
-        call: Callable[..., tuple[Any, ...]],
+        make: Callable[[], Callable[..., tuple[Any, ...]]],
         states: Sequence[tuple[Expected, Place]],
         device: Callable[[str], torch.device],
     ) -> None:
@@ -124,7 +125,9 @@ class Signature:
         self._expected = tuple(Expected.read(each, device) for each in data["tensors"])
         self._parameters: tuple[str, ...] = tuple(data["parameters"])
         self._states = tuple(states)
-        self._call = call
+        self._make = make
+        self._call: Callable[..., tuple[Any, ...]] | None = None
+        self._making = threading.Lock()
         self._written: Collection[int] = frozenset(data["written"])
         self._autocast: dict[str, Any] = data["autocast"]
         self._arity = data["arity"]
@@ -136,6 +139,13 @@ class Signature:
             return MISSED
         arguments: tuple[Any, ...] = (*(entries.get(name) for _, (entries, name) in self._states), *args)
         return self._run(arguments) if self._fit(*arguments) else MISSED
+
+    def prepare(self) -> Callable[..., tuple[Any, ...]]:
+        """The graph, which is made if it is not yet."""
+        with self._making:
+            if self._call is None:
+                self._call = self._make()
+            return self._call
 
     def fitting(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -207,6 +217,7 @@ class Signature:
         return found if self._inputs.same_form(form) else None
 
     def _run(self, arguments: Sequence[torch.Tensor]) -> Any:
+        call = self._call or self.prepare()
         if self._written:
             starts = [argument.data_ptr() for argument in arguments]
             sizes = [measure.extent(argument) * argument.dtype.itemsize for argument in arguments]
@@ -214,8 +225,8 @@ class Signature:
                 raise ArtifactError("memory that the model writes is shared by two tensors of the call; pass copies")
         if torch._C._is_any_autocast_enabled():  # the graph holds the casts
             with torch._C._DisableAutocast():
-                return self._outputs.fill(self._call(*arguments))
-        return self._outputs.fill(self._call(*arguments))
+                return self._outputs.fill(call(*arguments))
+        return self._outputs.fill(call(*arguments))
 
 
 def _told(autocast: Mapping[str, Any]) -> str:

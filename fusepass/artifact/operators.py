@@ -15,7 +15,7 @@ from fusepass.artifact.container import Reader
 from fusepass.artifact.graph import Constants
 from fusepass.artifact.libraries import Libraries, LoadedLibraries
 from fusepass.artifact.machine import Devices
-from fusepass.artifact.region import region_data, region_of
+from fusepass.artifact.region import libraries_of, region_data, region_of
 from fusepass.artifact.tensors import CONSTANTS, packed, unpacked
 from fusepass.errors import ArtifactError
 from fusepass.runtime import ops
@@ -69,6 +69,7 @@ def _registered(reader: Reader, constants: Mapping[str, torch.Tensor], device: t
     held = {name: tensor.to(devices(manifest["constants"][name])) for name, tensor in constants.items()}
     libraries, fallbacks = LoadedLibraries(reader), FallbackCounter()
     for name, data in manifest["operators"].items():
+        libraries.take(libraries_of(data))
         region = region_of(data, libraries, held, devices, fallbacks)
         region.stay()
         ops.register_as(name, region, _not_here)

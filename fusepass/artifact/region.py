@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fusepass.artifact.graph import Constants, graph_data, graph_of
-from fusepass.artifact.libraries import Libraries
+from fusepass.artifact.libraries import Libraries, LoadedLibraries
 from fusepass.artifact.plain import UNKNOWN, decode, encode
 from fusepass.codegen import build
 from fusepass.codegen.ir.dtype import DType
@@ -82,9 +82,15 @@ def region_data(
     }
 
 
+def libraries_of(data: Mapping[str, Any]) -> set[int]:
+    """The numbers of the libraries that `region_of` takes for `data`."""
+    codes = [data["code"], *(each["code"] for each in data["conversions"].values())]
+    return {each["library"] for each in codes} | {each["unaligned"][1] for each in codes if each["unaligned"]}
+
+
 def region_of(
     data: Mapping[str, Any],
-    libraries: Sequence[Any],
+    libraries: LoadedLibraries,
     constants: Mapping[str, torch.Tensor],
     device: Device,
     fallbacks: FallbackCounter,
@@ -116,7 +122,7 @@ def _conversion(
     name: str,
     data: Mapping[str, Any],
     program: Program,
-    libraries: Sequence[Any],
+    libraries: LoadedLibraries,
     device: torch.device,
     fallbacks: FallbackCounter,
 ) -> FusedRegion:
@@ -177,7 +183,7 @@ def _code(generated: Code, library: Path, libraries: Libraries) -> dict[str, Any
     return data
 
 
-def _generated(data: Mapping[str, Any], libraries: Sequence[Any]) -> tuple[_Built, Any, Any]:
+def _generated(data: Mapping[str, Any], libraries: LoadedLibraries) -> tuple[_Built, Any, Any]:
     """What is known of compiled code, its library, and the one for inputs that are aligned to nothing."""
     buffers = tuple(
         Buffer(name, DType[dtype], tuple(shape), tuple(strides), Role(role))

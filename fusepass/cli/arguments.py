@@ -12,8 +12,8 @@ from fusepass.cli.model import Call, InputSpec, attempt, dtype_of, load_call
 from fusepass.config import EFFORTS
 
 
-def add_call(parser: argparse.ArgumentParser) -> None:
-    """What names a model and its inputs."""
+def add_call(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None:
+    """What names a model and its inputs; with `sizes`, of many sizes each."""
     parser.add_argument(
         "target",
         metavar="MODULE:CALLABLE",
@@ -24,9 +24,10 @@ def add_call(parser: argparse.ArgumentParser) -> None:
         dest="inputs",
         action="append",
         default=[],
-        type=InputSpec.parse,
+        type=InputSpec.parse_sizes if sizes else InputSpec.parse,
         metavar="[NAME=]SIZE,...[:DTYPE]",
-        help="shape of the next input, such as 2,3,8,8 or 4,16:int64 or mask=4,16:bool; repeat it for several",
+        help="shape of the next input, such as 2,3,8,8 or 4,16:int64 or mask=4,16:bool; repeat it for several"
+        + ("; 1..8,3,8,8 is all sizes from 1 to 8" if sizes else ""),
     )
     parser.add_argument("--device", help="where to run, such as cpu or cuda:0")
     parser.add_argument(

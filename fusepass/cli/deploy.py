@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import fusepass
 from fusepass import measure
 from fusepass.artifact.module import LoadedModule
 from fusepass.artifact.tensors import unpacked
-from fusepass.cli.arguments import add_call, call_of
-from fusepass.cli.model import attempt
+from fusepass.cli.arguments import add_call, call_of, device_of
+from fusepass.cli.model import Call, InputSpec, UsageError, attempt, dtype_of
 from fusepass.report.table import Column, human_bytes, table, terminal_width
 
 _ROUNDS = 20
@@ -24,7 +25,7 @@ _COLUMNS = (Column("inputs", least=12), Column("results", least=12), Column("ms"
 
 def add_build(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``fusepass build``."""
-    add_call(parser)
+    add_call(parser, sizes=True)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument(
         "--arch",
@@ -37,19 +38,39 @@ def add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    call, out = call_of(arguments), arguments.out
-    optimised = fusepass.optimize(call.model)
-    example: Any = call.args
-    if call.kwargs:
-        example = dict(inspect.signature(call.model.forward).bind(*call.args, **call.kwargs).arguments)
+    first, *rest = _sizes(arguments.inputs)
+    arguments.inputs, out = first, arguments.out
+    call = call_of(arguments)
+    dtype = dtype_of(arguments.dtype) if arguments.dtype is not None else None
+    calls = [call, *(call.given(specs, device_of(arguments), dtype) for specs in rest)]
+    optimised, examples = fusepass.optimize(call.model), list(map(_example, calls))
     attempt(
         f"building {arguments.target}",
         lambda: fusepass.save(
-            optimised, out, example, architectures=arguments.architectures, weights=not arguments.no_weights
+            optimised, out, examples, architectures=arguments.architectures, weights=not arguments.no_weights
         ),
     )
     print(f"wrote {out}, {human_bytes(out.stat().st_size)}")
     return 0
+
+
+def _sizes(inputs: Sequence[Sequence[InputSpec]]) -> list[list[InputSpec]]:
+    """The inputs of each call: ranges of several inputs go together, and what has none is the same in all calls.
+
+    Raises:
+        UsageError: two ranges are not equally long.
+    """
+    counts = {len(each) for each in inputs} - {1}
+    if len(counts) > 1:
+        raise UsageError("the ranges of several inputs go together: give them the same number of sizes")
+    return [[each[number % len(each)] for each in inputs] for number in range(max(counts, default=1))]
+
+
+def _example(call: Call) -> Any:
+    """The arguments of `call`, as `fusepass.save` takes them."""
+    if not call.kwargs:
+        return call.args
+    return dict(inspect.signature(call.model.forward).bind(*call.args, **call.kwargs).arguments)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

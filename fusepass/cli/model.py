@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 _T = TypeVar("_T")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 class UsageError(Exception):
@@ -49,6 +51,23 @@ class InputSpec:
         except UsageError as error:
             raise UsageError(f"input {text!r}: {error}") from None
         return cls(tuple(map(int, numbers)), dtype, before)
+
+    @classmethod
+    def parse_sizes(cls, text: str) -> list[InputSpec]:
+        """A spec for each size of a range in `text`, such as ``1..8,3,4``; one where there is none. Several ranges go together.
+
+        Raises:
+            UsageError: as `parse`, or the ranges are empty or not equally long.
+        """
+        ranges = [range(int(first), int(last) + 1) for first, last in _RANGE.findall(text)]
+        if not ranges:
+            return [cls.parse(text)]
+        if len({*map(len, ranges)}) > 1 or not ranges[0]:
+            raise UsageError(
+                f"input {text!r}: ranges such as 1..8 are of equal length, and the last size is not below the first"
+            )
+        template = _RANGE.sub("%d", text.replace("%", "%%"))
+        return [cls.parse(template % sizes) for sizes in zip(*ranges, strict=True)]
 
     def tensor(self, device: torch.device, default: torch.dtype = torch.float32) -> torch.Tensor:
         """The same values each time: uniform in [0, 1) for float types, else zeros (valid indices)."""
@@ -87,6 +106,15 @@ class Call:
         args, kwargs = pytree.tree_map_only(torch.Tensor, moved, (self.args, self.kwargs))
         return Call(self.model.to(device, dtype), args, kwargs)
 
+    def given(self, specs: Sequence[InputSpec], device: torch.device | None, dtype: torch.dtype | None) -> Call:
+        """The same model with inputs made as `specs` say, where there are any."""
+        if not specs:
+            return self
+        where, default = device or self.device, dtype or torch.float32
+        inputs = attempt("making the inputs", lambda: [spec.tensor(where, default) for spec in specs])
+        named = {spec.name: value for spec, value in zip(specs, inputs, strict=True) if spec.name}
+        return Call(self.model, tuple(v for s, v in zip(specs, inputs, strict=True) if not s.name), named)
+
     @property
     def device(self) -> torch.device:
         """Where the model lies; the CPU where it holds no tensor."""
@@ -111,11 +139,7 @@ def load_call(
     if device is not None or dtype is not None:
         where = " as ".join(str(each) for each in (device, dtype) if each is not None)
         call = attempt(f"moving {target} to {where}", lambda: call.to(device, dtype))
-    if specs:
-        where_to, default = device or call.device, dtype or torch.float32
-        inputs = attempt("making the inputs", lambda: [spec.tensor(where_to, default) for spec in specs])
-        named = {spec.name: value for spec, value in zip(specs, inputs, strict=True) if spec.name}
-        call = Call(call.model, tuple(v for s, v in zip(specs, inputs, strict=True) if not s.name), named)
+    call = call.given(specs, device, dtype)
     _check(target, call)
     return call
 

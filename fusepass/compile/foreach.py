@@ -36,6 +36,10 @@ def write_lists_in_place(graph_module: fx.GraphModule) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.full_like.default):
         if not node.users:
             graph.erase_node(node)
+    if any(_in_place(node) for node in graph.nodes):
+        for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
+            # A write gives what it wrote to, which the graph may return.
+            write.replace_all_uses_with(write.args[0], delete_user_cb=lambda user: user.op == "output")
     last = list(trailing(graph))
     writes = {write.args[1]: write for write in last}
     to: dict[fx.Node, fx.Node] = {value: write.args[0] for value, write in writes.items()}  # type: ignore[misc]
@@ -89,9 +93,11 @@ def _is_like(factor: fx.Node, other: fx.Node) -> bool:
 
 
 def _of_old(target: fx.Node) -> list[fx.Node]:
-    """What reads an input before it is written, views included."""
+    """What reads an input before it is written, views included: results of the graph are given when all is written."""
     return [
-        reader for reader in readers(target) if reader.target is not aten.copy_.default or reader.args[0] is not target
+        reader
+        for reader in readers(target)
+        if reader.op != "output" and (reader.target is not aten.copy_.default or reader.args[0] is not target)
     ]
 
 

@@ -206,7 +206,7 @@ def _launch(
             large = True
             scope["prefer_large"] = prefer_large
             body.append(f"prefer_large(o{number}.data_ptr(), {nbytes})")
-    offsets, total = _workspace([buffer for buffer in program.arguments if buffer.role is Role.TEMP])
+    offsets, total = workspace_places([buffer for buffer in program.arguments if buffer.role is Role.TEMP])
     if total:
         scope["bytes"] = torch.uint8
         body.append(f"workspace = empty(({total},), (1,), bytes)")
@@ -250,7 +250,7 @@ def _python(value: object, names: Mapping[str, str]) -> str:
     return repr(value)
 
 
-def _workspace(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
+def workspace_places(temporaries: Sequence[Buffer]) -> tuple[dict[str, int], int]:
     """Where each temporary lies in one allocation, and its size, in bytes."""
     offsets, total = {}, 0
     for buffer in temporaries:

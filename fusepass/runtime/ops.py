@@ -74,12 +74,16 @@ def called(graph: fx.Graph) -> dict[str, tuple[FusedRegion, Operators]]:
     return {name: (_regions[name], _operators[name]()) for name in sorted(names) if name in _regions}
 
 
-def _define(name: str, region: FusedRegion) -> None:
+def schema(name: str, region: FusedRegion) -> str:
+    """That of the operator `name`, which is `region`. Its tag is `needs_exact_strides`: kernels read memory by those they were generated for."""
     arguments = ", ".join(f"Tensor a{number}" for number in range(len(region.inputs)))
+    results = ", ".join(["Tensor"] * len(region.outputs))
+    return f"{name}({arguments}) -> {f'({results})' if len(region.outputs) > 1 else results}"
+
+
+def _define(name: str, region: FusedRegion) -> None:
     many = len(region.outputs) > 1
-    results = "(" + ", ".join(["Tensor"] * len(region.outputs)) + ")" if many else "Tensor"
-    # Kernels read memory by the strides they were generated for.
-    _library.define(f"{name}({arguments}) -> {results}", tags=(torch.Tag.needs_exact_strides,))
+    _library.define(schema(name, region), tags=(torch.Tag.needs_exact_strides,))
 
     def run(*inputs: torch.Tensor) -> Any:
         return _regions[name].checked(*inputs)

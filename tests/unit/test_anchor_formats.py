@@ -411,6 +411,7 @@ def test_what_a_device_rounds_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
     monkeypatch.setattr(measure, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(fusepass.codegen.search.rounding, "differs_from_float32", lambda *_: tried.append(True) or True)
     with override(cache_dir=tmp_path):

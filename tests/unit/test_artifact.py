@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,30 @@ def test_what_a_call_writes_may_not_be_shared(tmp_path: Path) -> None:
     close(mine, other)
     with pytest.raises(ArtifactError, match="shared by two tensors"):
         loaded(memory[:8], memory[4:12])
+
+
+@torch.no_grad()
+def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8)).eval()
+    examples = [torch.randn(rows, 6) for rows in range(1, 13)]
+    fusepass.save(fusepass.optimize(model), tmp_path / "net.fuse", examples)
+    with container.Reader(tmp_path / "net.fuse") as reader:
+        assert len(reader.manifest["libraries"]) < 6
+    loaded = fusepass.load(tmp_path / "net.fuse")
+    (tmp_path / "net.fuse").unlink()
+    assert [each._call is not None for each in loaded._signatures] == [True, *[False] * 11]
+    threads = [threading.Thread(target=torch.no_grad()(loaded), args=(examples[7],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each._call is not None for each in loaded._signatures] == [True, *[False] * 6, True, *[False] * 4]
+    for example in examples:
+        close(loaded(example), model(example))
+    with pytest.raises(
+        ValueError, match=r"float32\[13, 6\].*or one of 9 others. Save it with an example like this one"
+    ):
+        loaded(torch.randn(13, 6))
 
 
 # ---- what it refuses

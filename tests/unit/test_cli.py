@@ -272,6 +272,14 @@ def test_build_and_run(net: str, cache_dir: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "Gelu, 1 signature"
     assert re.fullmatch(r"float32\[2, 3\] +float32\[2, 3\] +[\d.]+", said[-1])
+    assert main.main(["build", f"{net}:Gelu", "--input", "1..3,3", "--out", "net.fuse"]) == 0
+    assert main.main(["run", "net.fuse"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "Gelu, 3 signatures"
+    assert [line.partition("]")[0] for line in said[-3:]] == [f"float32[{rows}, 3" for rows in (1, 2, 3)]
+    for wrong in (["3..1,3"], ["1..2,1..3"], ["1..2,3", "--input", "1..3,3"]):
+        assert main.main(["build", f"{net}:Gelu", "--input", *wrong, "--out", "net.fuse"]) == 2
+        assert "ranges" in capsys.readouterr().err
     assert main.main(["build", f"{net}:Gelu", "--input", "2,3", "--out", "net.fuse", "--arch", "sm_1"]) == 2
     assert "'sm_1' is no architecture" in capsys.readouterr().err
     Path("net.fuse").write_bytes(b"nothing")
