@@ -50,6 +50,8 @@ _INSIDE: dict[type, str] = {
 }
 """Where what runs a function has it."""
 
+_RUNNING = tuple(_INSIDE)
+
 _LAYERS = 16
 """How many of these may be around a function."""
 
@@ -233,7 +235,7 @@ class Surroundings:
                 value = self._look_at(base, name, kind, depth, None, True)
             else:
                 continue
-            if isinstance(value, tuple(_INSIDE)):
+            if isinstance(value, _RUNNING):
                 hidden = (kind, name) in self.methods
                 read = _entry(base, name) if hidden else functools.partial(getattr, kind, name, None)
                 self.methods.setdefault((base if hidden else kind, name), read)
@@ -241,6 +243,8 @@ class Surroundings:
 
 def _functions(value: object) -> Iterator[types.FunctionType]:
     """Those that `value` runs, if it is a function, method, property or the like: what decorates another one, then that."""
+    if not isinstance(value, _RUNNING):  # as most are
+        return
     for _ in range(_LAYERS):
         if isinstance(value, types.FunctionType):
             yield value
