@@ -28,8 +28,8 @@ CACHE = "FUSEPASS_CACHE_DIR"
 STAGES = (
     "capture", "simplify", "partition", "lower", "passes", "render", "search", "build", "load", "tune", "splice", "rest",
 )  # fmt: skip
-"""In the order of the table. `generate` in the report is lowering, passes, rendering and the search around them; `build` is what the compilers
-take after that, as they start beside it."""
+"""In the order of the table. `generate` in the report is lowering, passes, rendering and the search around them; with a filled cache nothing of
+it is left but looking up what was generated, under `search`. `build` is what the compilers take after that, as they start beside it."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 
 from fusepass import background
 from fusepass.codegen import cache, cache_entry, cache_folders, toolchain
-from fusepass.codegen.key import cache_key
+from fusepass.codegen.key import cache_keys
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
@@ -61,7 +61,7 @@ def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
 
     Sources that differ in nothing but their name are built once.
     """
-    keys = [_key(source) for source in sources]
+    keys = cache_keys(sources)
     wanted = {key: source for key, source in zip(keys, sources, strict=True) if isinstance(key, str)}
     results: dict[str, Path | BuildError] = {
         key: library for key in wanted if (library := cache.lookup(key)) is not None
@@ -75,7 +75,7 @@ def begin(source: Source) -> None:
 
     `build_all` waits for it, and says what failed.
     """
-    key = _key(source)
+    (key,) = cache_keys([source])
     try:
         if isinstance(key, BuildError) or cache.lookup(key) is not None or _no_compiler(source) is not None:
             return
@@ -128,13 +128,6 @@ def loaded(library: Path | ctypes.CDLL) -> ctypes.CDLL:
         with cache_entry.opened(library) as path:
             _loaded[library] = ctypes.CDLL(path)
     return _loaded[library]
-
-
-def _key(source: Source) -> str | BuildError:
-    try:
-        return cache_key(source)
-    except BuildError as error:
-        return error
 
 
 def _no_compiler(source: Source) -> BuildError | None:

@@ -7,6 +7,7 @@ Layout, below `Config.cache_dir`::
     v1/tmp-*/                            builds under way
     v1/failed/                           sources that did not compile
     v1/choices/                          what `fusepass.codegen.choices` keeps
+    v1/regions/                          what `fusepass.autotune.recorded` keeps
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ def _emptied(root: Path) -> int:
 def _removable(root: Path) -> Iterator[Path]:
     """What is kept in `root` or was left there: all but locks and builds under way. Links are not followed."""
     yield from (path for path in root.glob(f"{folders.STAGE}*") if _is_dead(path))
-    yield from (path for path in (root / folders.FAILED, root / folders.CHOICES) if os.path.lexists(path))
+    others = (root / name for name in (folders.FAILED, folders.CHOICES, folders.REGIONS))
+    yield from (path for path in others if os.path.lexists(path))
     for level in root.glob("??"):
         if _is_folder(level):
             yield from (path for path in level.iterdir() if not _is_lock(path))

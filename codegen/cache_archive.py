@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusepass.codegen import cache, cache_entry, choices, trust
+from fusepass.codegen import cache, cache_entry, choices, records, trust
 from fusepass.codegen import cache_folders as folders
 from fusepass.errors import BuildError
 
 _KEY = r"[0-9a-f]{64}(?:-[0-9a-f]{16})?"
 _OF_LIBRARY = re.compile(rf"libraries/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
-_OF_CHOICE = re.compile(rf"choices/({_KEY})\.json")
+_OF_RECORD = re.compile(rf"({folders.CHOICES}|{folders.REGIONS})/({_KEY})\.json")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Moved:
 
 
 def write(path: Path) -> Moved:
-    """Write all libraries and measured choices that are intact to the file `path`, in place of what is there.
+    """Write all libraries and records that are intact to the file `path`, in place of what is there.
 
     Raises:
         OSError: it cannot be written.
@@ -54,7 +54,10 @@ def write(path: Path) -> Moved:
                 for inner in sorted(entry.path.iterdir()):
                     _add(archive, f"libraries/{entry.key}/{inner.name}", inner)
             for choice in measured:
-                _add(archive, f"choices/{choice.key}.json", choice.path)
+                _add(archive, f"{folders.CHOICES}/{choice.key}.json", choice.path)
+            for top, record in records.paths(folders.REGIONS):
+                if records.read(top, folders.REGIONS, record.stem) is not None:
+                    _add(archive, f"{folders.REGIONS}/{record.name}", record)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -90,16 +93,18 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 
 def _taken(archive: zipfile.ZipFile) -> Moved:
     libraries: dict[str, list[str]] = defaultdict(list)
-    records: dict[str, str] = {}
+    kept: dict[str, dict[str, str]] = {folders.CHOICES: {}, folders.REGIONS: {}}
     for name in archive.namelist():
         if found := _OF_LIBRARY.fullmatch(name):
             libraries[found[1]].append(name)
-        elif found := _OF_CHOICE.fullmatch(name):
-            records[found[1]] = name
+        elif found := _OF_RECORD.fullmatch(name):
+            kept[found[1]][found[2]] = name
         else:
             raise ValueError(f"{name} is nothing that the cache keeps")
     made = sum(_put(key, {Path(each).name: archive.read(each) for each in names}) for key, names in libraries.items())
-    return Moved(made, sum(choices.put(key, archive.read(name)) for key, name in records.items()))
+    for key, name in kept[folders.REGIONS].items():
+        records.put(folders.REGIONS, key, archive.read(name))
+    return Moved(made, sum(choices.put(key, archive.read(name)) for key, name in kept[folders.CHOICES].items()))
 
 
 def _put(key: str, files: Mapping[str, bytes]) -> bool:

@@ -18,7 +18,7 @@ from fusepass.config import cache_directory
 from fusepass.errors import warn
 
 FORMAT = "v1"
-CHOICES, FAILED = "choices", "failed"
+CHOICES, REGIONS, FAILED = "choices", "regions", "failed"
 STAGE = "tmp-"
 """How folders of builds under way begin."""
 

@@ -39,8 +39,9 @@ def trim(top: Path, most: int) -> int:
 
 
 def _kept(root: Path) -> Iterator[tuple[float, int, str]]:
-    """Libraries, measured choices and failed sources: when they were used last, their size in bytes, where they are."""
-    for folder in (*root.glob(_OF_LIBRARIES), root / folders.CHOICES, root / folders.FAILED):
+    """Libraries, records and failed sources: when they were used last, their size in bytes, where they are."""
+    others = (root / name for name in (folders.CHOICES, folders.REGIONS, folders.FAILED))
+    for folder in (*root.glob(_OF_LIBRARIES), *others):
         if folder.is_symlink():  # which the cache does not use either
             continue
         with contextlib.suppress(OSError), os.scandir(folder) as entries:

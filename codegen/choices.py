@@ -9,18 +9,16 @@ Layout, below the directory of `fusepass.codegen.cache`::
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fusepass.codegen import cache_folders as folders
-from fusepass.codegen import locks, trust
+from fusepass.codegen import locks, records
 from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
+from fusepass.codegen.records import key_of as key_of
 
 _LOCK_SECONDS = 10.0  # nobody measures longer than that; who waits in vain measures without keeping the result
 
@@ -62,25 +60,15 @@ class ChoiceEntry:
         return self.path.stem
 
 
-def key_of(made_of: Mapping[str, Any]) -> str:
-    """The key of a choice that depends on these plain values."""
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-
-
 def lookup(key: str) -> Record | None:
     """The record kept under `key`, if it is there and intact. Nothing is written but the time of its use, where that can be."""
-    for top in folders.directories():
-        record = _read(top, key)
-        if record is not None:
-            _used(top, key)
-            return record
-    return None
+    return _record(records.lookup(folders.CHOICES, key))
 
 
 def store(key: str, record: Record) -> None:
     """Keep `record` under `key`, in place of what is there; nothing happens where the disk cannot be written."""
     with contextlib.suppress(OSError):
-        _write(key, record)
+        records.write(folders.CHOICES, key, asdict(record))
 
 
 def put(key: str, content: bytes) -> bool:
@@ -90,12 +78,12 @@ def put(key: str, content: bytes) -> bool:
         ValueError: it is damaged.
         OSError: the disk cannot be written.
     """
-    record = _intact(key, json.loads(content))
+    record = _record(records.intact(key, json.loads(content)))
     if record is None:
         raise ValueError(f"the measured choice {key[:12]} is damaged")
     if lookup(key) is not None:
         return False
-    _write(key, record)
+    records.write(folders.CHOICES, key, asdict(record))
     return True
 
 
@@ -115,14 +103,17 @@ def locked(key: str) -> Iterator[None]:
     """Hold the lock of `key`, so that processes do not disturb each other's measurements; go on without where it cannot be had."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, NotImplementedError):
-            stack.enter_context(locks.held(_path(key).with_suffix(".json.lock"), _LOCK_SECONDS))
+            lock = records.path_of(folders.CHOICES, key).with_suffix(".json.lock")
+            stack.enter_context(locks.held(lock, _LOCK_SECONDS))
         yield
 
 
 def entries() -> list[ChoiceEntry]:
     """All records, in the order of their keys."""
-    found = [(top, path) for top in folders.directories() for path in sorted(_folder(top).glob("*.json"))]
-    return [ChoiceEntry(path, path.lstat().st_size, _read(top, path.stem)) for top, path in found]
+    return [
+        ChoiceEntry(path, path.lstat().st_size, _record(records.read(top, folders.CHOICES, path.stem)))
+        for top, path in records.paths(folders.CHOICES)
+    ]
 
 
 def verify() -> list[ChoiceEntry]:
@@ -130,53 +121,13 @@ def verify() -> list[ChoiceEntry]:
     return [entry for entry in entries() if entry.record is None]
 
 
-def _write(key: str, record: Record) -> None:
-    path = _path(key)
-    handle, name = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
+def _record(data: Mapping[str, Any] | None) -> Record | None:
+    """The record that was written as `data`; None where something else was."""
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump({"sha256": _hash(key, record), "record": asdict(record)}, file, indent=1)
-        if path.is_dir():
-            folders.remove(path)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _path(key: str) -> Path:
-    return folders.level(folders.writable(), folders.CHOICES) / f"{key}.json"
-
-
-def _folder(top: Path) -> Path:
-    return folders.root(top) / folders.CHOICES
-
-
-def _read(top: Path, key: str) -> Record | None:
-    try:
-        with trust.folder(top, folders.FORMAT, folders.CHOICES) as inside:
-            return _intact(key, trust.read_object(inside, f"{key}.json"))
-    except (OSError, ValueError):
+        record = None if data is None else Record(**data)
+    except TypeError:
         return None
-
-
-def _intact(key: str, data: Any) -> Record | None:
-    """The record of `key` in what its file holds, however odd that is."""
-    try:
-        record = Record(**data["record"])
-        return record if _is_whole(record) and data["sha256"] == _hash(key, record) else None
-    except (TypeError, KeyError, ValueError, RecursionError):
-        return None
-
-
-def _used(top: Path, key: str) -> None:
-    """Note that the record was used just now, where that can be noted."""
-    with (
-        contextlib.suppress(OSError),
-        trust.folder(top, folders.FORMAT, folders.CHOICES) as inside,
-        trust.file(inside, f"{key}.json") as descriptor,
-    ):
-        folders.touch(descriptor)
+    return record if record is not None and _is_whole(record) else None
 
 
 def _is_whole(record: Record) -> bool:
@@ -187,8 +138,3 @@ def _is_whole(record: Record) -> bool:
         and all(isinstance(mapping, dict) for mapping in mappings)
         and isinstance(record.offered, list)
     )
-
-
-def _hash(key: str, record: Record) -> str:
-    """Of the record and the key that it is kept under: one of another key is no more this one's than a damaged one."""
-    return hashlib.sha256(json.dumps([key, asdict(record)], sort_keys=True).encode()).hexdigest()

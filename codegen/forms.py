@@ -35,8 +35,12 @@ class TooManyBuilds(Exception):
 class _Special:
     """A program that has a library of its own."""
 
-    program: Program
+    generated: Generated
     round: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return _shapes(self.generated.outline)
 
 
 @dataclass
@@ -96,21 +100,21 @@ class Forms:
             TooManyBuilds: neither is there yet, and no more are built.
             OfOneSize: it had better be arranged otherwise, as there are other sizes.
         """
-        program, shapes = generated.program, _shapes(generated.program)
+        name, shapes = generated.outline.name, _shapes(generated.outline)
         with self._lock:
             family = self._family(generated, aligned=True)
             earlier = [each for each in family.special.values() if each.round < self._round]
-            varies = bool(family.forms) or any(_shapes(each.program) != shapes for each in earlier)
-            reason = obstacle(program) if varies else None
-            alike = any(_shapes(each.program) == shapes for each in family.special.values())
+            varies = bool(family.forms) or any(each.shapes != shapes for each in earlier)
+            reason = obstacle(generated.program) if varies else None
+            alike = any(each.shapes == shapes for each in family.special.values())
             if alike and generated.source.text in family.special:
                 return generated
             if varies and reason is None:
                 return self._general(family, generated)
-            if varies and any(kernel.reduces_over_rows for kernel in program.kernels):
-                raise OfOneSize(program.name)
-            family.count_build(program.name)
-            family.special[generated.source.text] = _Special(program, self._round)
+            if varies and any(kernel.reduces_over_rows for kernel in generated.program.kernels):
+                raise OfOneSize(name)
+            family.count_build(name)
+            family.special[generated.source.text] = _Special(generated, self._round)
             # Else as it is: it knows its source, which takes long to render.
             return replace(generated, sizes=f"for these sizes alone: {reason}") if reason else generated
 
@@ -130,7 +134,7 @@ class Forms:
                 raise BuildError(str(error)) from error
 
     def _family(self, generated: Generated, *, aligned: bool) -> _Family:
-        program, facts = generated.program, generated.facts
+        program, facts = generated.outline, generated.facts
         kinds = ((b.role, b.dtype, len(b.shape)) for b in program.arguments)
         calls = tuple(call.target for call in program.calls)
         key = (facts, program.name, program.inputs, *kinds, calls, aligned)
@@ -172,10 +176,10 @@ class Forms:
 
     def _special_texts(self, family: _Family, generated: Generated, *, aligned: bool) -> Iterator[Marked]:
         """The general texts of programs with libraries of their own and other shapes."""
-        shapes = _shapes(generated.program)
+        shapes = _shapes(generated.outline)
         for each in family.special.values():
-            if _shapes(each.program) != shapes and obstacle(each.program) is None:
-                yield Marked.of(render_general(each.program, generated.facts, aligned=aligned).text)
+            if each.shapes != shapes and obstacle(each.generated.program) is None:
+                yield Marked.of(render_general(each.generated.program, generated.facts, aligned=aligned).text)
 
 
 def obstacle(program: Program) -> str | None:

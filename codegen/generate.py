@@ -52,26 +52,58 @@ TEAMS = "teams"
 
 
 @dataclass(frozen=True)
+class KernelSummary:
+    """What reports say of one kernel: its name, how it is laid on the device in words, and the bytes that it reads and writes."""
+
+    name: str
+    schedule: str
+    read: int
+    written: int
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What an earlier process found of a program.
+
+    Attributes:
+        source: for operands aligned to 16 bytes.
+        kernels: what reports say of them.
+        program: generates the program once more.
+    """
+
+    source: Source
+    kernels: tuple[KernelSummary, ...]
+    program: Callable[[], Program]
+
+
+@dataclass(frozen=True)
 class Generated:
     """A region as source.
 
     Attributes:
-        program: the program after all passes.
+        outline: the program after all passes; its kernels may be missing if it was `recalled`.
         facts: the device.
         overrides: how its kernels depart from what the rules say.
         general: the source that serves several sizes, where one does.
         generality: how far that is laid out for them.
         sizes: whether the source serves several sizes, in words; empty for the first ones.
         general_unaligned: gives the source for inputs that are aligned to nothing, where there is a `general` source.
+        recalled: what is known from an earlier process, so that nothing is generated before it is asked for.
     """
 
-    program: Program
+    outline: Program
     facts: DeviceFacts
     overrides: ScheduleOverrides = NO_OVERRIDES
     general: Source | None = None
     generality: Generality = Generality.NONE
     sizes: str = ""
     general_unaligned: Callable[[Generated], Source] | None = field(default=None, compare=False, repr=False)
+    recalled: Recalled | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program after all passes, with its kernels."""
+        return self.outline if self.recalled is None else self.recalled.program()
 
     @cached_property
     def source(self) -> Source:
@@ -80,18 +112,25 @@ class Generated:
         Raises:
             ScheduleError, RenderError: a bug in the scheduler or the renderer.
         """
-        return self.general or render(self.program, self.facts, overrides=self.overrides)
+        if self.general is not None:
+            return self.general
+        return self.recalled.source if self.recalled else render(self.program, self.facts, overrides=self.overrides)
 
     @cached_property
-    def schedules(self) -> tuple[str, ...]:
-        """Per kernel, how it is laid on the device, in words."""
-        level, chosen = self.generality, self.overrides
-        return tuple(describe(self.program, kernel, self.facts, level, chosen) for kernel in self.program.kernels)
+    def kernels(self) -> tuple[KernelSummary, ...]:
+        """What reports say of each kernel, in the order of launches."""
+        if self.recalled is not None and self.general is None:
+            return self.recalled.kernels
+        level, chosen, program = self.generality, self.overrides, self.program
+        return tuple(
+            KernelSummary(kernel.name, describe(program, kernel, self.facts, level, chosen), *traffic(program, kernel))
+            for kernel in program.kernels
+        )
 
     @property
     def generates_anchor(self) -> bool:
         """Whether kernels compute the region's anchor, not the library."""
-        return not any(call.target in ANCHOR_TARGETS for call in self.program.calls)
+        return not any(call.target in ANCHOR_TARGETS for call in self.outline.calls)
 
     def unaligned(self) -> Source:
         """The source that assumes nothing about the alignment of inputs, with the schedules of the rules: no others are measured for it.
@@ -101,6 +140,8 @@ class Generated:
         """
         if self.general_unaligned is not None:
             return self.general_unaligned(self)
+        if self.facts.target is Target.CPU and self.overrides == NO_OVERRIDES:
+            return self.source  # C++ assumes no alignment
         return render(self.program, self.facts, aligned=False)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -29,11 +32,31 @@ def cache_key(source: Source) -> str:
     Raises:
         BuildError: a header cannot be read.
     """
-    key = source_key(source)
+    (key,) = cache_keys([source])
+    if isinstance(key, BuildError):
+        raise key
+    return key
+
+
+def cache_keys(sources: Sequence[Source]) -> list[str | BuildError]:
+    """The `cache_key` of each of `sources`, or why it has none; compilers are looked at once for each kind of source."""
+    compilers = {(source.target, source.arch): source for source in sources}
+    endings = {kind: _compilers(source) for kind, source in compilers.items()}
+    keys: list[str | BuildError] = []
+    for source in sources:
+        try:
+            keys.append(source_key(source) + endings[source.target, source.arch])
+        except BuildError as error:
+            keys.append(error)
+    return keys
+
+
+def _compilers(source: Source) -> str:
+    """What stands for compilers at the end of a key; nothing where one is missing."""
     try:
-        return f"{key}{COMPILERS}{_digest(_translation(source))[:_COMPILERS]}"
+        return f"{COMPILERS}{_digest(_translation(source))[:_COMPILERS]}"
     except BuildError:
-        return key
+        return ""
 
 
 def source_key(source: Source) -> str:
@@ -57,6 +80,18 @@ def source_key(source: Source) -> str:
     )
 
 
+@functools.cache
+def package_key() -> str:
+    """Hash of this package's own files, which decide what is generated of a graph. Takes some 20 ms, once."""
+    top = Path(__file__).parents[1]
+    files = (Path(folder, name) for folder, _, names in os.walk(top, followlinks=True) for name in names)
+    made_of = hashlib.sha256()
+    for path in sorted(path for path in files if path.suffix != ".pyc"):
+        content = path.read_bytes()
+        made_of.update(f"{path.relative_to(top)} {len(content)}\n".encode() + content)
+    return made_of.hexdigest()
+
+
 def _translation(source: Source) -> dict[str, object]:
     """What translates `source`: compilers and their environment, and what NVRTC is told and includes where it is one of them.
 
@@ -76,20 +111,38 @@ def _digest(made_of: object) -> str:
 
 def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
     """Contents of the headers that are `named` or included by `text`, and of those they include, by name."""
-    folder = toolchain.include_directory()
+    folder = str(toolchain.include_directory())
     found: dict[str, str] = {}
-
-    def included(text: str) -> Iterator[str]:
-        return (name for name in _INCLUDE.findall(text) if (folder / name).is_file())
-
-    pending = [*named, *included(text)]
+    pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
     while pending:
         name = pending.pop()
         if name in found:
             continue
-        try:
-            found[name] = (folder / name).read_text()
-        except OSError as error:
-            raise BuildError(f"{whose} includes a header that cannot be read: {error}") from error
-        pending += included(found[name])
+        header = _header(folder, name)
+        if header is None:
+            raise BuildError(f"{whose} includes a header that cannot be read: there is no {name} in {folder}")
+        found[name], included = header
+        pending += included
     return found
+
+
+def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:
+    """The text of a header and the names of those in `folder` that it includes; None where there is none.
+
+    Raises:
+        BuildError: it cannot be read.
+    """
+    path = os.path.join(folder, name)
+    try:
+        status = os.stat(path)
+        return _read(folder, path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BuildError(f"a header cannot be read: {error}") from error
+
+
+@functools.cache
+def _read(folder: str, path: str, _changed: int, _size: int) -> tuple[str, tuple[str, ...]]:
+    text = Path(path).read_text()
+    return text, tuple(name for name in _INCLUDE.findall(text) if os.path.isfile(os.path.join(folder, name)))

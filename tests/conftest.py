@@ -89,6 +89,20 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _generated_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test replaces in the generator is run, whatever an earlier test generated of the same region; unless it asks for `records`."""
+    if "records" not in request.fixturenames:
+        monkeypatch.setattr("fusepass.autotune.candidates.restore", lambda *_: False)
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache in which what is generated of regions is kept and found; gives the folder of these records."""
+    monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "v1" / "regions"
+
+
+@pytest.fixture(autouse=True)
 def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`."""
     if shutil.which("nvcc") is None:

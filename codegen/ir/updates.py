@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusepass.codegen.ir.outline import Outline
 from fusepass.codegen.ir.program import Program, Ref
 
 
@@ -14,6 +15,8 @@ def written_over(program: Program) -> tuple[tuple[str, str], ...]:
     behind all that may fail, for which the caller runs the original operators on inputs as they were: kernels with teams, which may not fit the
     device, and none reports a place outside of its buffer.
     """
+    if isinstance(program, Outline):
+        return program.updates
     if any(kernel.checks for kernel in program.kernels):
         return ()
     return tuple(pair for pair in program.updates if _is_last(program, *pair))

@@ -6,7 +6,7 @@ The subgraph is decomposed with PyTorch's own tables first, so that only the voc
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,13 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     writes,
 )
 from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.codegen.lowering.registry import Call, decomposed, handler_of
+from fusepass.codegen.lowering.registry import Call, decomposed, handler_of, has_own_decompositions, snapshot
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
 from fusepass.codegen.lowering.tracer import relaid
 
-__all__ = ["Unsupported", "decompose", "lower"]
+__all__ = ["Unsupported", "decompose", "is_as_shipped", "lower"]
 
+_SHIPPED = snapshot()
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 
 
@@ -137,6 +138,15 @@ def lower(
     kernels = tuple(context.kernels)
     program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), kernels, over)
     return program, context.builder
+
+
+def is_as_shipped(targets: Collection[object]) -> bool:
+    """Whether nothing that users have registered has a say in what these operators are lowered to."""
+    if snapshot() != _SHIPPED:
+        return False
+    others = [target for target in targets if handler_of(target) is None]
+    namespaces = {target.namespace for target in others if isinstance(target, OpOverload)}
+    return namespaces <= {"aten", "prims"} and not (others and has_own_decompositions())
 
 
 def _in_vocabulary(graph: torch.fx.GraphModule) -> bool:

@@ -55,6 +55,11 @@ def jumps_in(call: fx.Node) -> Sequence[int] | None:
     return (ALL if found(call) else ()) if callable(found) else found
 
 
+def snapshot() -> dict[OpOverload, Handler]:
+    """All handlers that there are now."""
+    return dict(_HANDLERS)
+
+
 def supports(target: object) -> bool:
     """Whether lowering expresses `target` without decomposing it."""
     return handler_of(target) is not None
@@ -66,6 +71,11 @@ def decomposition(target: OpOverload) -> Callable[..., Any] | None:
         return None
     found: Callable[..., Any] = decomposition_table.get(target, target.decompose)
     return found
+
+
+def has_own_decompositions() -> bool:
+    """Whether somebody but PyTorch says how operators are computed from simpler ones."""
+    return any(not found.__module__.startswith("torch.") for found in decomposition_table.values())
 
 
 class _MetaTracer(Tracer):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fusepass.artifact.plain import decode, encode
+from fusepass.codegen.plain import decode, encode
 from fusepass.errors import ArtifactError
 from fusepass.runtime.memory import unusual
 from fusepass.runtime.meta import Meta

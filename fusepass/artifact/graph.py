@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusepass.artifact.plain import UNKNOWN, decode, encode
+from fusepass.codegen.plain import UNKNOWN, decode, encode
 from fusepass.errors import ArtifactError
 from fusepass.runtime.operators import cast_all
 

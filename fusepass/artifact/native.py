@@ -97,7 +97,7 @@ def _operator(name: str, region: FusedRegion, libraries: Libraries) -> str:
 
 def _function(function: str, region: FusedRegion, libraries: Libraries) -> str:
     """The call of a region, as `fusepass.runtime.call_text` has it for Python; before it those that change layouts for it."""
-    program, cuda = region.generated.program, region.device.type == "cuda"
+    program, cuda = region.generated.outline, region.device.type == "cuda"
     before = [_function(f"{function}_{name}", each, libraries) for name, each in region.conversions.items()]
     arguments = [f"a{number}" for number in range(len(region.inputs))]
     names = {name: arguments[place] for name, place in zip(program.inputs, region.used, strict=True)}

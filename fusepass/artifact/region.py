@@ -12,11 +12,11 @@ import torch
 
 from fusepass.artifact.graph import Constants, graph_data, graph_of
 from fusepass.artifact.libraries import Libraries, LoadedLibraries
-from fusepass.artifact.plain import UNKNOWN, decode, encode
 from fusepass.codegen import build
-from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.outlines import outline_data, outline_of, source_data, source_of
+from fusepass.codegen.plain import decode, encode
+from fusepass.codegen.source import Source
 from fusepass.errors import BuildError
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta, as_seen, with_strides
@@ -28,31 +28,16 @@ Device = Callable[[str], torch.device]
 
 
 @dataclass(frozen=True)
-class _Compiled(Program):
-    """What is left of a program whose kernels are compiled.
-
-    Attributes:
-        passed: names of the buffers that the entry takes.
-    """
-
-    passed: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def arguments(self) -> tuple[Buffer, ...]:
-        return tuple(map(self.buffer, self.passed))
-
-
-@dataclass(frozen=True)
 class _Built:
     """What is left of a program and its sources once they are compiled."""
 
-    program: Program
+    outline: Program
     source: Source
     other: Source | None
 
     def unaligned(self) -> Source:
         if self.other is None:
-            raise BuildError(f"{self.program.name} was saved without a library for inputs that are not aligned")
+            raise BuildError(f"{self.outline.name} was saved without a library for inputs that are not aligned")
         return self.other
 
 
@@ -108,7 +93,7 @@ def region_of(
     given, results = _metas_of(data["inputs"]), _metas_of(data["outputs"])
     written = dict(data["written"])
     conversions = {
-        name: _conversion(name, each, generated.program, libraries, where, fallbacks)
+        name: _conversion(name, each, generated.outline, libraries, where, fallbacks)
         for name, each in data["conversions"].items()
     }
     return FusedRegion(
@@ -130,7 +115,7 @@ def _conversion(
     generated, library, unaligned = _generated(data["code"], libraries)
     call = next(call for call in program.calls if call.result == name)
     original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
-    title, given = generated.program.name, _metas_of(data["inputs"])
+    title, given = generated.outline.name, _metas_of(data["inputs"])
     return FusedRegion(title, generated, library, given, [0], device, original, fallbacks, unaligned=unaligned)
 
 
@@ -161,23 +146,15 @@ def _original(
 
 
 def _code(generated: Code, library: Path, libraries: Libraries) -> dict[str, Any]:
-    program, source = generated.program, generated.source
+    source = generated.source
     data = {
-        "program": program.name,
-        "buffers": [
-            [each.name, each.dtype.name, list(each.shape), list(each.strides), each.role.value]
-            for each in program.buffers
-        ],
-        "inputs": list(program.inputs),
-        "outputs": list(program.outputs),
-        "passed": [each.name for each in program.arguments],
-        "calls": [_call(call) for call in program.calls],
-        "source": _source(source),
+        **outline_data(generated.outline),
+        "source": source_data(source),
         "library": libraries.number(library, source),
     }
     try:
         unaligned = generated.unaligned()
-        data["unaligned"] = [_source(unaligned), libraries.number(build.build(unaligned), unaligned)]
+        data["unaligned"] = [source_data(unaligned), libraries.number(build.build(unaligned), unaligned)]
     except BuildError:  # inputs that are not aligned run the operators
         data["unaligned"] = None
     return data
@@ -185,59 +162,11 @@ def _code(generated: Code, library: Path, libraries: Libraries) -> dict[str, Any
 
 def _generated(data: Mapping[str, Any], libraries: LoadedLibraries) -> tuple[_Built, Any, Any]:
     """What is known of compiled code, its library, and the one for inputs that are aligned to nothing."""
-    buffers = tuple(
-        Buffer(name, DType[dtype], tuple(shape), tuple(strides), Role(role))
-        for name, dtype, shape, strides, role in data["buffers"]
-    )
-    calls = tuple(map(_call_of, data["calls"]))
-    program = _Compiled(
-        data["program"], buffers, tuple(data["inputs"]), tuple(data["outputs"]), calls, (), passed=tuple(data["passed"])
-    )
-    source, library = _source_of(data["source"]), libraries[data["library"]]
+    outline, source, library = outline_of(data), source_of(data["source"]), libraries[data["library"]]
     if data["unaligned"] is None:
-        return _Built(program, source, None), library, None
+        return _Built(outline, source, None), library, None
     unaligned, number = data["unaligned"]
-    return _Built(program, source, _source_of(unaligned)), library, libraries[number]
-
-
-def _call(call: LibraryCall) -> list[Any]:
-    def reference(value: Any) -> Any:
-        return {"buffer": value.buffer} if isinstance(value, Ref) else UNKNOWN
-
-    args = [encode(value, reference) for value in call.args]
-    return [
-        call.result,
-        call.target,
-        args,
-        [[name, encode(value, reference)] for name, value in call.kwargs],
-        call.item,
-    ]
-
-
-def _call_of(data: Sequence[Any]) -> LibraryCall:
-    def reference(value: Any) -> Any:
-        return Ref(value["buffer"]) if "buffer" in value else UNKNOWN
-
-    result, target, args, kwargs, item = data
-    read = tuple(decode(value, reference) for value in args)
-    return LibraryCall(result, target, read, tuple((name, decode(each, reference)) for name, each in kwargs), item=item)
-
-
-def _source(source: Source) -> dict[str, Any]:
-    """`source` without its text, which a built library has no use for."""
-    return {
-        "name": source.name,
-        "entry": source.entry,
-        "target": source.target.value,
-        "arch": source.arch,
-        "numbers": encode(source.numbers),
-        "replay": source.replay,
-    }
-
-
-def _source_of(data: Mapping[str, Any]) -> Source:
-    rest = {"target": Target(data["target"]), "numbers": decode(data["numbers"]), "text": "", "headers": ()}
-    return Source(**{**data, **rest})
+    return _Built(outline, source, source_of(unaligned)), library, libraries[number]
 
 
 def _metas(metas: Sequence[Meta]) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fusepass.autotune.recorded import restore
 from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.autotune.work import Candidate, Work
 from fusepass.codegen import build
@@ -55,8 +56,11 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
     if foreign:
         work.reason = f"{foreign[0]} is not on {work.device}"
         return
+    facts = device_facts(work.device)
     try:
-        _generate_space(work, forms, begin)
+        if chosen_earlier(work, forms) is None and restore(work, facts, forms, candidate_of):
+            return
+        _generate_space(work, facts, forms, begin)
         for candidate in _wanted(work):
             for source in candidate.sources:
                 begin(source)
@@ -73,12 +77,11 @@ def told(bug: Exception) -> str:
     return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
-def _generate_space(work: Work, forms: Forms, begin: Begin) -> None:
+def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) -> None:
     """The candidates: the first one, and those that are to be compared with it or that were found to be better.
 
     Sizes that come later have the candidate that was chosen for the first ones as their only candidate.
     """
-    facts = device_facts(work.device)
     earlier = _earlier(work, facts, forms)
     first, *others = [earlier] if earlier else search_space(work.graph, facts, current().tune)
     work.candidate = _first_candidate(work, first, facts, forms)
@@ -303,7 +306,7 @@ def region_of(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fus
     # A program's inputs are called as those of the region that it was made for.
     named = arguments if work.like is None else work.like.arguments
     position = {node.name: number for number, node in enumerate(named)}
-    program, told = candidate.generated.program, [Meta.of(node.meta["val"]) for node in arguments]
+    program, told = candidate.generated.outline, [Meta.of(node.meta["val"]) for node in arguments]
     used = [position[name] for name in program.inputs]
     exact = [number for number, node in enumerate(arguments) if work.is_exact(node)]
     return FusedRegion(
@@ -323,8 +326,8 @@ def region_of(work: Work, candidate: Candidate, counter: FallbackCounter) -> Fus
 def _converter(candidate: Candidate, name: str, device: torch.device, counter: FallbackCounter) -> FusedRegion:
     """The function that changes a layout for the library."""
     generated = candidate.conversions[name]
-    call = next(call for call in candidate.generated.program.calls if call.result == name)
+    call = next(call for call in candidate.generated.outline.calls if call.result == name)
     original = functools.partial(torch.ops.aten.clone.default, **dict(call.kwargs))
-    inputs = [Meta.of_buffer(generated.program.buffer(given)) for given in generated.program.inputs]
-    title = generated.program.name
+    inputs = [Meta.of_buffer(generated.outline.buffer(given)) for given in generated.outline.inputs]
+    title = generated.outline.name
     return FusedRegion(title, generated, candidate.converters[name], inputs, [0], device, original, counter)

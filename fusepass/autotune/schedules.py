@@ -8,6 +8,7 @@ from dataclasses import replace
 from fusepass.autotune.candidates import Begin, candidate_of, told
 from fusepass.autotune.tune import times_are_taken
 from fusepass.autotune.work import Candidate, Work
+from fusepass.codegen.generate import Generated
 from fusepass.codegen.search.schedules import ScheduleCandidate, schedule_candidates
 from fusepass.config import current
 
@@ -68,5 +69,5 @@ def with_overrides(work: Work, schedule_candidates: ScheduleCandidate) -> Candid
     first, overrides = work.candidates[0], schedule_candidates.overrides
     spec = replace(first.spec, overrides=overrides)
     if overrides.rank:
-        return replace(first, spec=spec, generated=replace(first.generated, overrides=overrides))
+        return replace(first, spec=spec, generated=Generated(first.generated.program, first.generated.facts, overrides))
     return candidate_of(work, spec, first.generated.facts)

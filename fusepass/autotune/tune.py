@@ -52,7 +52,7 @@ def recall(work: Work) -> choices.Record | None:
     None where nothing was, where the record does not cover all that is offered, or where nothing is to be looked up.
     """
     effort = current().tune
-    if effort == "off" or _obstacle(work, effort) is not None:
+    if effort == "off" or obstacle(work, effort) is not None:
         return None
     key = _key(work)
     record = None if key is None else choices.lookup(key)
@@ -94,7 +94,7 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
     if config.tune == "off" or work.choice is not None:
         return
     chosen = next(iter(regions))
-    reason = _obstacle(work, config.tune)
+    reason = obstacle(work, config.tune)
     if reason is not None:
         work.choice = Choice(chosen, reason=reason)
         return
@@ -154,7 +154,7 @@ def settle(work: Work, choice: Choice) -> None:
         work.reason = f"generated code is not used: {choice.dropped[0][1]}"
 
 
-def _obstacle(work: Work, effort: str) -> str | None:
+def obstacle(work: Work, effort: str) -> str | None:
     """Why nothing can be run for this region but by the user; None where it can."""
     inputs = [node.meta["val"] for node in work.arguments]
     results = [node.meta["val"] for node in work.region.outputs]
@@ -215,7 +215,7 @@ def _is_made_up(node: fx.Node) -> bool:
 
 def times_are_taken(work: Work) -> bool:
     """Whether a trial of the candidates of `work` tells which of several is the fastest."""
-    return _obstacle(work, current().tune) is None and _untimed() is None
+    return obstacle(work, current().tune) is None and _untimed() is None
 
 
 def _untimed() -> str | None:
@@ -299,14 +299,19 @@ def _depends_on(work: Work) -> dict[str, Any]:
     """What else the times depend on, as plain values."""
     values = [node.meta["val"] for node in work.arguments]
     return {
-        "operators": work.graph.code,
+        "operators": repr(work.kind),
         "arguments": [f"{value.dtype}{list(value.shape)}{list(value.stride())}" for value in values],
         "device": _device(work),
         "threads": torch.get_num_threads(),
-        "precision": [torch._C._get_fp32_precision_getter("cuda", kind) for kind in ("conv", "matmul")],
+        "precision": precision(),
         "versions": [torch.__version__, torch.version.cuda],
         "untimed": _untimed(),
     }
+
+
+def precision() -> list[str]:
+    """How exact float32 convolutions and products are asked to be on CUDA."""
+    return [str(torch._C._get_fp32_precision_getter("cuda", kind)) for kind in ("conv", "matmul")]
 
 
 def _device(work: Work) -> str:

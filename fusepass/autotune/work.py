@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fusepass.autotune.kind import kind_of
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.search.space import CandidateSpec
 from fusepass.codegen.source import Source
@@ -43,9 +46,14 @@ class Candidate:
         return self.spec.name
 
     @property
-    def sources(self) -> list[Source]:
+    def parts(self) -> list[Generated]:
         """What is built for it: its kernels, then its conversions."""
-        return [self.generated.source, *(conversion.source for conversion in self.conversions.values())]
+        return [self.generated, *self.conversions.values()]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Of its parts."""
+        return [part.source for part in self.parts]
 
 
 @dataclass
@@ -54,10 +62,12 @@ class Work:
 
     Attributes:
         region: its nodes, in the captured graph.
-        graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``.
+        graph: its operators as a graph of their own; a placeholder for each of ``region.inputs``. There until `let_go`.
         constants: those inputs that are numbers fixed at capture, with their values.
         exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
         updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.compile.writes.updates_of`.
+        anew: makes `graph` once more, for what is generated after that was let go of; None where nobody keeps what it is made of.
+        record_key: under which `fusepass.autotune.recorded` is to keep what is generated of it; None where it need not.
         like: the earlier region of its graph that differs in nothing but names, if there is one.
         offered: names of the candidates that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
@@ -76,6 +86,8 @@ class Work:
     constants: dict[fx.Node, torch.Tensor]
     exact_inputs: bool = False
     updates: Mapping[int, fx.Node] = field(default_factory=dict)
+    anew: Callable[[], fx.GraphModule] | None = None
+    record_key: str | None = None
     like: Work | None = None
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
@@ -116,20 +128,41 @@ class Work:
             return RegionState.EAGER
         return RegionState.FUSED
 
+    @cached_property
+    def kind(self) -> Hashable:
+        """What it is but for names."""
+        return kind_of(self.graph.graph, {node.name: value for node, value in self.constants.items()})
+
+    def let_go(self) -> None:
+        """Forget what nobody asks for at the end of the pipeline: nodes are most of the memory that a signature takes."""
+        vars(self).pop("kind", None)
+        del self.graph
+
+    @cached_property
+    def _operators(self) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """Its own operators, of which nothing is kept but the code."""
+        if self.anew is None:
+            return self.run_on(self.graph)
+        graph = self.anew()
+        run = self.run_on(graph)
+        del graph._graph
+        return run
+
     def original(self) -> Callable[..., Any]:
-        """The region's own operators, as a function of the fused call's arguments."""
-        graph = self.run_on(self.graph)
+        """The region's own operators, as a function of the fused call's arguments; its code is made when it is first called."""
         expected = [Meta.of(node.meta["val"]) for node in self.region.outputs]
 
         def run(*arguments: torch.Tensor) -> Any:
             # An input may lie as another region wrote it, and layouts go from operator to operator.
-            results = tuple(map(with_strides, graph(*arguments), expected))
+            results = tuple(map(with_strides, self._operators(*arguments), expected))
             return results if len(results) > 1 else results[0]
 
         return run
 
     def run_on(self, graph: fx.GraphModule) -> Callable[..., tuple[torch.Tensor, ...]]:
         """`graph`, which has the placeholders of the region's, as a function of the fused call's arguments."""
+        if isinstance(graph, _LazyGraphModule):
+            graph.real_recompile()
         forward, inputs, constants = graph.forward, self.region.inputs, self.constants
 
         def run(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:

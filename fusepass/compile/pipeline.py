@@ -17,6 +17,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
 from fusepass.autotune.layout import chosen_layout
+from fusepass.autotune.recorded import keep
 from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
 from fusepass.autotune.whole_graph import leave_out
@@ -25,7 +26,6 @@ from fusepass.background import threads_soon
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
-from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.search.space import handed_format
 from fusepass.compile.alike import follow, note_alike
@@ -153,9 +153,9 @@ def compile_graph(
     forms = forms or Forms()
     forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
-    graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
     tell("simplify")
     with clock.stage("simplify"):
+        graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
         correct(graph.graph)
         split_dropout(graph.graph)
         applications = [*applied, *simplify(graph)]
@@ -211,17 +211,16 @@ def compile_graph(
             empty_arguments(direct.graph)
         direct.real_recompile()
         count = len(direct.graph.find_nodes(op="placeholder"))
-        for made in (direct, *(work.graph for work in works)):
-            keep_code(made)
+        keep_code(direct)
+        for work in works:
+            work.let_go()
     report = summary(name, graph, parts, works, applications, clock.seconds)
     _log_report(report)
 
     @functools.cache
     def spliced() -> fx.GraphModule:
         own = {work.region.name: functools.partial(operators_of, graph, work) for work in kept}
-        operators = {
-            key: register(value, program_text(value.generated.program), own[key]) for key, value in seen.items()
-        }
+        operators = {key: register(value, own[key]) for key, value in seen.items()}
         made = splice(graph, regions, ways, operators)
         made.real_recompile()
         return made
@@ -284,6 +283,8 @@ def _fused(
                 settle(work, work.like.choice)
             elif loaded[work.region.name]:
                 choose(work, loaded[work.region.name])
+        for work in first:
+            keep(work)
     if layouts and any(work.state is not RegionState.FUSED for work in works):
         # Operators that run as they were would pass on a layout that is not theirs.
         _put_back(layouts)
@@ -341,7 +342,14 @@ def generated(
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
     written = updates_of(graph.graph, regions)
     return [
-        Work(region, subgraph(graph, region), _constants(graph, region), exact, written.get(region, {}))
+        Work(
+            region,
+            subgraph(graph, region),
+            _constants(graph, region),
+            exact,
+            written.get(region, {}),
+            anew=functools.partial(subgraph, graph, region),
+        )
         for region in regions
     ]
 

@@ -30,7 +30,7 @@ class Part(Protocol):
 
 
 def subgraph(owner: fx.GraphModule, region: Part) -> fx.GraphModule:
-    """The region's own graph: a placeholder per input, in order, and a tuple of its outputs."""
+    """The region's own graph: a placeholder per input, in order, and a tuple of its outputs. Its code is made when it first runs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in region.inputs:
@@ -39,7 +39,7 @@ def subgraph(owner: fx.GraphModule, region: Part) -> fx.GraphModule:
     for node in region.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in region.outputs))
-    return fx.GraphModule(owner, graph)
+    return _LazyGraphModule(owner, graph)
 
 
 def splice(

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fusepass.autotune.work import Work
-from fusepass.codegen.generate import Generated, anchor_traffic, traffic
+from fusepass.codegen.generate import Generated, anchor_traffic
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.source import Target
 from fusepass.patterns.partition import Partition
@@ -130,20 +130,19 @@ def _region_report(work: Work) -> RegionReport:
     if candidate is None or generated is None:
         return report
     suffix = "cu" if generated.source.target is Target.CUDA else "cpp"
-    program = generated.program
-    read_and_written = sum(sum(traffic(program, kernel)) for kernel in program.kernels)
+    read_and_written = sum(kernel.read + kernel.written for kernel in generated.kernels)
     return replace(
         report,
-        bytes_after=read_and_written + anchor_traffic(program),
+        bytes_after=read_and_written + anchor_traffic(generated.outline),
         sizes=generated.sizes or None,
         kernels=tuple(
-            KernelRecord(kernel.name, schedule, *traffic(each.program, kernel))
+            KernelRecord(kernel.name, kernel.schedule, kernel.read, kernel.written)
             for each in (*candidate.conversions.values(), generated)
-            for kernel, schedule in zip(each.program.kernels, each.schedules, strict=True)
+            for kernel in each.kernels
         ),
         sources=tuple(
             SourceFile(
-                f"{each.program.name}.{suffix}",
+                f"{each.outline.name}.{suffix}",
                 None if library is None else library.with_name(f"source.{suffix}"),
                 each.source.text,
             )

@@ -51,6 +51,8 @@ _INSIDE: dict[type, str] = {
 }
 """Where what runs a function has it."""
 
+_RUNNING = tuple(_INSIDE)
+
 _LAYERS = 16
 """How many of these may be around a function."""
 
@@ -248,7 +250,7 @@ class Surroundings:
                 value = self._look_at(base, name, kind, depth, None, True)
             else:
                 continue
-            if isinstance(value, tuple(_INSIDE)):
+            if isinstance(value, _RUNNING):
                 hidden = (kind, name) in self.methods
                 read = _entry(base, name) if hidden else functools.partial(getattr, kind, name, None)
                 self.methods.setdefault((base if hidden else kind, name), read)
@@ -289,6 +291,8 @@ def _stored(code: types.CodeType, shared: Collection[str]) -> Iterator[str]:
 
 def _functions(value: object) -> Iterator[types.FunctionType]:
     """Those that `value` runs, if it is a function, method, property or the like: what decorates another one, then that."""
+    if not isinstance(value, _RUNNING):  # as most are
+        return
     for _ in range(_LAYERS):
         if isinstance(value, types.FunctionType):
             yield value

@@ -15,7 +15,6 @@ import torch
 from fusepass.autotune.candidates import region_of
 from fusepass.autotune.work import Work
 from fusepass.codegen import build, toolchain
-from fusepass.codegen.generate import traffic
 from fusepass.codegen.ir.program import Buffer, Role
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.source import Source, Target
@@ -114,13 +113,14 @@ def extracted(
     walk(compiled, arguments, written, visit)
     generated = work.candidate.generated
     title = f"{region} of {compiled.report.model}, as generated for {generated.source.arch}."
-    return write_program(generated.source, generated.program.arguments, found[0], title, directory)
+    return write_program(generated.source, generated.outline.arguments, found[0], title, directory)
 
 
 def _observed(compiled: CompiledGraph, work: Work, taken: Tensors, made: Tensors) -> Standalone:
     """What the kernels of `work` read for these inputs, and what they are to give."""
     region = _built(work)
-    program = region.generated.program
+    assert work.generated is not None
+    program = region.generated.outline
     contents: dict[str, bytes] = {}
 
     def observe(*pointers: Any) -> int:
@@ -138,7 +138,7 @@ def _observed(compiled: CompiledGraph, work: Work, taken: Tensors, made: Tensors
         name: (_expected(eager, exact), leaf)
         for name, eager, exact, leaf in zip(program.outputs, made, truth, leaves, strict=True)
     }
-    return Standalone(contents, expected, sum(sum(traffic(program, kernel)) for kernel in program.kernels))
+    return Standalone(contents, expected, sum(each.read + each.written for each in work.generated.kernels))
 
 
 def _built(work: Work) -> FusedRegion:

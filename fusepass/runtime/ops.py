@@ -40,15 +40,14 @@ _operators: dict[str, Callable[[], Operators]] = {}
 _lock = threading.Lock()
 
 
-def register(region: FusedRegion, identity: str, operators: Callable[[], Operators]) -> Any:
-    """The operator ``torch.ops.fusepass.<name>_<digest>`` of a region, registered once per `identity`.
+def register(region: FusedRegion, operators: Callable[[], Operators]) -> Any:
+    """The operator ``torch.ops.fusepass.<name>_<digest>`` of a region: regions that compute the same on the same kind of arguments share one.
 
     Args:
         region: what it computes.
-        identity: text that two regions share only if they compute the same on the same kind of arguments.
         operators: gives the region's own operators.
     """
-    digest = hashlib.sha256(f"{identity}{region.inputs}{region.outputs}{region.device}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{region.identity}{region.inputs}{region.outputs}{region.device}".encode()).hexdigest()[:8]
     name = f"{region.name}_{digest}"
     return register_as(name, region, operators)
 

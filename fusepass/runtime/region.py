@@ -31,7 +31,7 @@ class Code(Protocol):
     """A program with its source, as `fusepass.codegen.generate.Generated` is; of one that was built elsewhere no more than this is known."""
 
     @property
-    def program(self) -> Program: ...
+    def outline(self) -> Program: ...
     @property
     def source(self) -> Source: ...
     def unaligned(self) -> Source:
@@ -102,7 +102,7 @@ class FusedRegion:
         written: Mapping[int, int] | None = None,
         unaligned: Any = None,
     ) -> None:
-        program = generated.program
+        program = generated.outline
         self.name = self.__name__ = name  # the latter for graphs that call it
         self.generated = generated
         self.device = device
@@ -123,6 +123,13 @@ class FusedRegion:
         return self.run(*inputs)
 
     @property
+    def identity(self) -> str:
+        """Text that two regions share only if they compute the same of what the program takes."""
+        source, outline = self.generated.source, self.generated.outline
+        calls = [(call.result, call.target, call.args, call.kwargs, call.item) for call in outline.calls]
+        return f"{source.text}{source.numbers}{outline.buffers}{outline.inputs}{outline.outputs}{calls}"
+
+    @property
     def run(self) -> Callable[..., Result]:
         """The call as a function."""
         run: Callable[..., Result] = self._scope["run"]
@@ -132,7 +139,7 @@ class FusedRegion:
     def _text(self) -> CallText:
         conversions = {name: conversion.run for name, conversion in self.conversions.items()}
         return call_text(
-            self.generated.program, self.generated.source.target, self.device, self.inputs, self.outputs, self.used,
+            self.generated.outline, self.generated.source.target, self.device, self.inputs, self.outputs, self.used,
             self.exact, self.written, conversions, self._entry.numbers,
         )  # fmt: skip
 
@@ -158,7 +165,7 @@ class FusedRegion:
 
     def needs_layout(self, position: int) -> bool:
         """Whether a call depends on the strides of an argument."""
-        program = self.generated.program
+        program = self.generated.outline
         named = (name for name, place in zip(program.inputs, self.used, strict=True) if place == position)
         return any(program.calls or program.buffer(name) in program.arguments for name in named)
 
@@ -167,13 +174,13 @@ class FusedRegion:
         known = [
             number
             for number in positions
-            if number not in self.exact and lies_as_told(self.generated.program, self.used, number, self.inputs[number])
+            if number not in self.exact and lies_as_told(self.generated.outline, self.used, number, self.inputs[number])
         ]
         return self._changed(exact={*self.exact, *known}) if known else self
 
     def reads_memory(self, position: int) -> bool:
         """Whether kernels alone read an argument, as memory that lies as told; to the library it is a tensor."""
-        program = self.generated.program
+        program = self.generated.outline
         return not program.calls and lies_as_told(program, self.used, position, self.inputs[position])
 
     def seen(self, inputs: Sequence[Meta], outputs: Sequence[Meta]) -> FusedRegion:
@@ -199,7 +206,7 @@ class FusedRegion:
     @property
     def may_write(self) -> dict[int, int]:
         """Which of the outputs may be written over which of the arguments, by their numbers."""
-        program = self.generated.program
+        program = self.generated.outline
         return {
             program.outputs.index(output): self.used[program.inputs.index(updated)]
             for output, updated in written_over(program)
@@ -217,7 +224,7 @@ class FusedRegion:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""
         source = self.generated.source
         if source.replay is not None:
-            self._scope["entry"] = build.load(self.library, source.replay, len(self.generated.program.arguments))
+            self._scope["entry"] = build.load(self.library, source.replay, len(self.generated.outline.arguments))
 
     @property
     def entry(self) -> Callable[..., int]:
@@ -271,7 +278,7 @@ class FusedRegion:
                 try:
                     source = self.generated.unaligned()
                     library = self._unaligned_library or build.build(source)
-                    self._unaligned = Entry(library, source, len(self.generated.program.arguments))
+                    self._unaligned = Entry(library, source, len(self.generated.outline.arguments))
                 except BuildError as error:
                     self.fallbacks.count(self.name, f"no kernel for unaligned inputs: {error.args[0]}", toolchain=True)
             return self._unaligned

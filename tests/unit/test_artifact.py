@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass.artifact import container, machine, plain, versions
+from fusepass.artifact import container, machine, versions
 from fusepass.artifact.container import MANIFEST
-from fusepass.codegen import instructions
+from fusepass.codegen import instructions, plain
 from fusepass.errors import ArtifactError, CaptureError
 from tests.support.layout import ROOT
 

@@ -128,9 +128,9 @@ def test_the_operators_stay_in_the_graph_where_another_region_is_fused(
             return torch.tanh(x) * 2, torch.softmax(torch.special.bessel_j0(x), -1) + 1
 
     slow(GENERATED)
-    real = tune._obstacle
+    real = tune.obstacle
     monkeypatch.setattr(
-        tune, "_obstacle", lambda work, effort: "of this test" if "softmax" in work.region.name else real(work, effort)
+        tune, "obstacle", lambda work, effort: "of this test" if "softmax" in work.region.name else real(work, effort)
     )
     model, x = Two(), torch.rand(6, 8)
     optimised = fusepass.optimize(model, tune="fast")
