@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +33,12 @@ def follow(work: Work) -> None:
 
 
 def _kind(work: Work) -> Hashable:
-    """The operators of a region, what they are called with, and what all tensors look like."""
-    numbers = {node: number for number, node in enumerate(work.graph.graph.nodes)}
-    constants = {node.name: repr(value.item()) for node, value in work.constants.items()}
+    return described(work.graph.graph, {node.name: repr(value.item()) for node, value in work.constants.items()})
+
+
+def described(graph: fx.Graph, constants: Mapping[str, Hashable]) -> Hashable:
+    """The operators of a graph, what they are called with, what all tensors look like, and the `constants` that nodes stand for, by name."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
     return tuple(
         (
             node.op,
@@ -44,7 +47,7 @@ def _kind(work: Work) -> Hashable:
             _described(node.meta.get("val"), numbers),
             ROUNDED in node.meta,
         )
-        for node in work.graph.graph.nodes
+        for node in graph.nodes
     )
 
 

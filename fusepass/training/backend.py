@@ -30,6 +30,7 @@ from fusepass.runtime.memory import untraceable
 from fusepass.supported import check_versions
 from fusepass.training.attention import with_attention
 from fusepass.training.calls import AsTraced, Backward, PerShape, Run, Unfused, without_views
+from fusepass.training.constant_parts import ConstantParts, constant_parts
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
@@ -195,7 +196,11 @@ class Backend:
         unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
         per_shape = PerShape(graph, specialise, limit, unfused, guarded=not backward)
         if _is_symbolic(graph):
-            return per_shape
+            parts = constant_parts(graph.graph) if inference else {}
+            if not parts:
+                return per_shape
+            fuse = partial(self.specialise, applied=applied, emptying=False)
+            return AsTraced(graph, ConstantParts(graph, parts, fuse), per_shape)
         compiled = specialise(graph)
         if backward:
             return Backward(graph, Run(compiled), per_shape)
@@ -211,9 +216,10 @@ class Backend:
         *,
         backward: bool = False,
         visible: int = sys.maxsize,
+        emptying: bool = True,
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, rules have been `applied` to it, and so many of
-        its results are `visible` to others than backward."""
+        its results are `visible` to others than backward. Its call takes a list, `emptying` it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), without_modes():
             compiled = compile_graph(
@@ -223,7 +229,7 @@ class Backend:
                 forms=forms,
                 exact_inputs=True,
                 applied=applied,
-                emptying=True,
+                emptying=emptying,
                 visible=visible,
             )
         (self._observe_backward if backward else self._observe)(compiled)
