@@ -223,6 +223,10 @@ class Specialiser:
             return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
         tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
+        if reason is None and not torch.is_grad_enabled() and not self.table.candidates(tensors):
+            route = self._capture_fallbacks.settled(self._key(tensors, inputs))
+            if route is not None:
+                return route(args, kwargs)
         if reason is None and any(map(is_lazy, self._model.parameters())):
             reason = "has parameters that its first call is to initialise"
         if reason is None and self._needs_gradients(tensors):
@@ -305,7 +309,7 @@ class Specialiser:
         with override(**self._options) as config:
             if not config.fuses:
                 return self.original(*args, **kwargs)
-        key = inputs.key, self._training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        key = self._key(tensors, inputs)
         with self._lock:
             route = self._capture_fallbacks.get(key)
             found = None if route else self._find(tensors, inputs)
@@ -338,6 +342,10 @@ class Specialiser:
         if found is not None:
             return self._run_checked(*found, args, kwargs)
         return self._run_original(args, kwargs, reason or "what was made for the call does not fit it")
+
+    def _key(self, tensors: Sequence[torch.Tensor], inputs: Template) -> object:
+        """The kind of a call that cannot be traced: what may decide about its route."""
+        return inputs.key, self._training, torch.is_grad_enabled(), tuple(tensor.dim() for tensor in tensors)
 
     def _specialise(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]

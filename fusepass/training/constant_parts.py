@@ -123,10 +123,10 @@ def _stages(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, int] | Non
 def _pays(graph: fx.Graph, constant: set[fx.Node]) -> bool:
     """Whether the values that fusion may keep on the chip are mostly of constant sizes: those that two operators of generated code pass on."""
     saved = {True: 0, False: 0}
-    for node in graph.nodes:
-        readers_of = [reader for reader in readers(node) if _may_fuse(reader)]
-        if _may_fuse(node) and readers_of:
-            saved[node in constant and any(reader in constant for reader in readers_of)] += _bytes(node.meta["val"])
+    for node in filter(_may_fuse, graph.nodes):
+        own = node in constant
+        if any(_may_fuse(reader) and (reader in constant) is own for reader in readers(node)):
+            saved[own] += _bytes(node.meta["val"])
     return saved[True] > _LEAST_KEPT * saved[False]
 
 
