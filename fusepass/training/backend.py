@@ -22,6 +22,7 @@ from fusepass.capture.isolation import whole_resampling
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
+from fusepass.compile.grouped import group_queries
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import override
 from fusepass.patterns.simplify import Application
@@ -196,6 +197,8 @@ class Backend:
         unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
         per_shape = PerShape(graph, specialise, limit, unfused, guarded=not backward)
         if _is_symbolic(graph):
+            if group_queries(graph.graph):
+                graph.recompile()
             parts = constant_parts(graph.graph) if inference else {}
             if not parts:
                 return per_shape

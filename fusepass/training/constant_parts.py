@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.compile.alike import described
+from fusepass.compile.in_place import write_rows_in_place
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.compile.splice import empty_arguments, keep_code, subgraph, with_targets
 from fusepass.patterns.aliasing import readers
@@ -224,9 +225,10 @@ def _around(graph: fx.GraphModule, parts: Mapping[int, Part], runs: Mapping[int,
             copies[node] = whole.call_function(operator.getitem, (results, number))
             copies[node].meta = dict(node.meta)
     whole.output(fx.node.map_arg(graph.graph.output_node().args[0], copies.__getitem__))
-    empty_arguments(whole)
     made = _LazyGraphModule(graph, whole)
+    write_rows_in_place(made)
     shorten(made)
+    empty_arguments(whole)
     made.real_recompile()
     keep_code(made)
     return made
