@@ -73,7 +73,7 @@ def _unrepeated(node: Any) -> fx.Node | None:
     single = repeated.all_input_nodes[0]
     if single.target is not aten.unsqueeze.default or single.args[1] not in (2, -3):
         return None
-    source: fx.Node = single.args[0]  # type: ignore[assignment]
+    source: fx.Node = single.args[0]
     before, between, after = (each.meta["val"] for each in (source, repeated, node))
     if before.dim() != 4 or after.dim() != 4 or not _same(before.stride()[-1], 1):
         return None

@@ -53,7 +53,7 @@ def write_rows_in_place(graph_module: fx.GraphModule) -> None:
         changed = True
         graph.erase_node(write)
         for node in chain:
-            node.target = IN_PLACE[node.target]
+            node.target = IN_PLACE[node.target]  # type: ignore[index]
     if changed:
         graph.lint()
         graph_module.recompile()

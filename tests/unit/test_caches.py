@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fusepass
 from fusepass.compile.grouped import GROUPS, group_queries, takes_groups
 from fusepass.compile.in_place import write_rows_in_place
 from fusepass.config import override
@@ -125,3 +126,34 @@ def test_heads_that_are_shared_are_not_repeated(function: Callable[..., Tensor],
     assert before[aten.clone.default] - counts(made)[aten.clone.default] == (2 if groups else 0)
     assert torch.equal(made(queries, keys, mask), function(queries, keys, mask))
     assert not symbolic or len(made.shape_env.guards) == guards
+
+
+class Cached(torch.nn.Module):
+    """A step with a cache of fixed size, which is written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.keys = torch.nn.LayerNorm(8), torch.nn.Linear(8, 16)
+
+    def forward(self, x: Tensor, cache: Tensor, place: Tensor) -> Tensor:
+        keys = self.keys(self.norm(x)).view(2, 1, 2, 8).transpose(1, 2)
+        cache.index_copy_(2, place, keys)
+        mask = torch.arange(cache.shape[2])[None] <= place
+        repeated = cache[:, :, None].expand(2, 2, 2, 5, 8).reshape(2, 4, 5, 8)
+        found = F.scaled_dot_product_attention(torch.cat([keys, keys * 2], 1), repeated, repeated, attn_mask=mask)
+        return F.gelu(found) * 2 + cache.sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_writes_its_cache(compiled: bool) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Cached()
+    made: Callable[..., Tensor] = fusepass.optimize(model, tune="off")
+    if compiled:
+        made = torch.compile(model, backend="fusepass", options={"tune": "off"})
+    ours, theirs = torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 8)
+    for number in range(4):
+        x, place = torch.randn(2, 1, 8), torch.tensor([number])
+        torch.testing.assert_close(made(x, ours, place), model(x, theirs, place), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
