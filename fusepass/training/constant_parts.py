@@ -19,10 +19,11 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.compile.alike import described
-from fusepass.compile.in_place import write_rows_in_place
+from fusepass.compile.in_place import IN_PLACE, write_rows_in_place
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.compile.splice import empty_arguments, keep_code, subgraph, with_targets
-from fusepass.patterns.aliasing import readers
+from fusepass.compile.writes import trailing
+from fusepass.patterns.aliasing import base, is_view, readers
 from fusepass.patterns.dataflow import has_effect
 from fusepass.patterns.effects import draws, is_random, writes
 from fusepass.patterns.opclass import OpClass, direct_class
@@ -68,7 +69,7 @@ def constant_parts(graph: fx.Graph) -> dict[int, Part]:
     Args:
         graph: ATen operators; every node that stands for a value has it in ``meta["val"]``.
     """
-    constant = {node for node in graph.nodes if _is_constant(node)}
+    constant = _constant(graph)
     stages = _stages(graph, constant)
     if stages is None or not _pays(graph, constant):
         return {}
@@ -79,10 +80,26 @@ def constant_parts(graph: fx.Graph) -> dict[int, Part]:
     return {stage: Part((*_attributes(nodes), *nodes)) for stage, nodes in found.items()}
 
 
-def _is_constant(node: fx.Node) -> bool:
-    """Whether `node` is an operator that neither reads nor gives anything of a size that varies, and does nothing else."""
-    if node.target is operator.getitem:
-        return _is_constant(node.all_input_nodes[0])
+def _constant(graph: fx.Graph) -> set[fx.Node]:
+    """The operators that neither read nor give anything of a size that varies, and do nothing else.
+
+    None writes rows of an input, nor is it a view of what is written: who else reads that is to be seen (`write_rows_in_place`).
+    """
+    written = {write.args[0] for write in trailing(graph)}
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        if node.target is operator.getitem:
+            own = node.all_input_nodes[0] in found
+        else:
+            owner = base(node)
+            own = _has_constant_sizes(node) and not (owner in written and is_view(node.target))
+            own = own and owner.target not in IN_PLACE
+        if own:
+            found.add(node)
+    return found
+
+
+def _has_constant_sizes(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or _does_more(node):
         return False
     values = [node.meta.get("val"), *(read.meta.get("val") for read in node.all_input_nodes)]
@@ -203,8 +220,7 @@ def _of_all(run: Call, positions: Sequence[int]) -> Call:
 def _around(graph: fx.GraphModule, parts: Mapping[int, Part], runs: Mapping[int, Call]) -> _LazyGraphModule:
     """`graph` with calls of `runs` in place of its parts, which get their arguments in the strides in which they are described."""
     inside = {node for part in parts.values() for node in part.nodes if node.op != "get_attr"}
-    constant = {node for node in graph.graph.nodes if _is_constant(node)}
-    stages = _stages(graph.graph, constant)
+    stages = _stages(graph.graph, _constant(graph.graph))
     assert stages is not None, "it has parts"
     others = [node for node in graph.graph.nodes if node not in inside and node.op != "output"]
     items: list[tuple[int, int, fx.Node | Part]] = [(stage, 0, part) for stage, part in parts.items()]

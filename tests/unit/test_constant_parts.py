@@ -126,3 +126,22 @@ def test_a_write_at_the_end_comes_behind_what_reads_the_old_value() -> None:
         torch.testing.assert_close(step(x, total), function(x, expected))
         torch.testing.assert_close(total, expected)
     assert len(made) <= 4
+
+
+def test_views_of_a_cache_that_is_written_are_read_before() -> None:
+    """A view that is made ahead of the write, and read behind it, shows what was there: then nothing is written in place."""
+
+    def function(x: Tensor, cache: Tensor, place: Tensor) -> Tensor:
+        before = cache.transpose(0, 1)
+        longer = torch.cat([x, x])
+        seen = torch.relu(cache * 2) + 1
+        written = cache.index_copy(0, place, seen[:1] * 3)
+        cache.copy_(written)
+        return torch.relu(seen * longer.sum()) + before.clone().transpose(0, 1) * 2 + written.sum()
+
+    step = torch.compile(function, backend=Backend("test", {"tune": "off"}))
+    for size in (3, 4, 5):
+        ours, x = torch.rand(8, 8), torch.rand(size)
+        theirs = ours.clone()
+        torch.testing.assert_close(step(x, ours, torch.tensor([2])), function(x, theirs, torch.tensor([2])))
+        torch.testing.assert_close(ours, theirs)
