@@ -194,11 +194,11 @@ class Backend:
         specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
+            if _is_symbolic(graph) and group_queries(graph.graph):
+                graph.recompile()
         unfused = Unfused(graph, partial(self._fallbacks.count, self._name))
         per_shape = PerShape(graph, specialise, limit, unfused, guarded=not backward)
         if _is_symbolic(graph):
-            if group_queries(graph.graph):
-                graph.recompile()
             parts = constant_parts(graph.graph) if inference else {}
             if not parts:
                 return per_shape
