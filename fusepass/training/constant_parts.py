@@ -195,8 +195,9 @@ class ConstantParts:
 
     def best(self) -> tuple[Call, bool]:
         """The call, and whether it stays the best one: without Python for regions, once the library is there that calls them so."""
-        if self._parts is not None and types() is not None:
-            others = {self._runs[stage]: _of_all(*made.without_python()) for stage, made in self._parts.items()}
+        parts = self._parts
+        if parts is not None and types() is not None:
+            others = {self._runs[stage]: _of_all(*made.without_python()) for stage, made in parts.items()}
             self._call, self._parts = with_targets(self._whole, others), None
         return self._call, self._parts is None
 
