@@ -96,8 +96,8 @@ class Config:
             changes and the report says why (``FUSEPASS_CUDA_GRAPHS``).
         training: what a call of an optimised model that needs gradients runs: ``"fused"``, generated kernels forward and backward,
             or ``"eager"``, the original operators (``FUSEPASS_TRAINING``).
-        methods: which forward methods of an optimised model run that call it, such as ``generate``: ``"original"``, with a warning, or
-            ``"fused"``, the optimised one (``FUSEPASS_METHODS``).
+        methods: which forward methods of an optimised model run that call it, such as ``generate``: ``"fused"``, the optimised one, or
+            ``"original"``, the model's own, with a warning (``FUSEPASS_METHODS``).
         memory_budget: the share, from 0 to 1, of what forward would save for backward that it may: the smaller, the more is computed again.
             As ``torch._functorch.config.activation_memory_budget``; of both, the smaller one counts (``FUSEPASS_MEMORY_BUDGET``).
         compile: when a call of a new signature is compiled: ``"first"``, before that call, which waits for it, or ``"background"``, beside the
@@ -122,7 +122,7 @@ class Config:
     tune: str = "fast"
     cuda_graphs: bool | str = "auto"
     training: str = "fused"
-    methods: str = "original"
+    methods: str = "fused"
     memory_budget: float = 1.0
     compile: str = "first"
     progress: bool | None = None

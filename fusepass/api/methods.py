@@ -76,7 +76,7 @@ class Watch:
                 if any(ran):
                     warn(
                         f"{type(self._original).__name__}.{name} runs the original forward, not the optimised one; "
-                        f'fusepass.optimize(model, methods="fused") makes methods run that'
+                        f'without methods="original" it would run that'
                     )
 
         return watched

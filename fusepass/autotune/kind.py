@@ -12,19 +12,18 @@ from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.runtime.meta import Meta
 
 
-def kind_of(graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> Hashable:
-    """Equal for graphs of regions that differ in nothing but names; its text is the same in every process.
+def kind_of(graph: fx.Graph, constants: Mapping[str, Hashable]) -> Hashable:
+    """Equal for graphs that differ in nothing but names; its text is the same in every process, if that of the `constants` is.
 
     Args:
-        graph: of one region; its nodes carry ``meta["val"]``.
-        constants: by the names of placeholders, those that are numbers fixed at capture.
+        graph: its nodes carry ``meta["val"]``.
+        constants: by the names of nodes, what those stand for that are fixed at capture.
     """
     numbers = {node: number for number, node in enumerate(graph.nodes)}
-    values = {name: repr(value.item()) for name, value in constants.items()}
     return tuple(
         (
             node.op,
-            node.target if node.op == "call_function" else values.get(node.name),
+            node.target if node.op == "call_function" else constants.get(node.name),
             _described((node.args, node.kwargs), numbers),
             _described(node.meta.get("val"), numbers),
             ROUNDED in node.meta,

@@ -131,7 +131,7 @@ class Work:
     @cached_property
     def kind(self) -> Hashable:
         """What it is but for names."""
-        return kind_of(self.graph.graph, {node.name: value for node, value in self.constants.items()})
+        return kind_of(self.graph.graph, {node.name: repr(value.item()) for node, value in self.constants.items()})
 
     def let_go(self) -> None:
         """Forget what nobody asks for at the end of the pipeline: nodes are most of the memory that a signature takes."""

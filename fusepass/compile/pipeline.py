@@ -36,6 +36,8 @@ from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.draws import gather_draws
 from fusepass.compile.dropout import split_dropout
 from fusepass.compile.foreach import write_lists_in_place
+from fusepass.compile.grouped import group_queries
+from fusepass.compile.in_place import write_rows_in_place
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
@@ -158,6 +160,7 @@ def compile_graph(
         graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
         correct(graph.graph)
         split_dropout(graph.graph)
+        group_queries(graph.graph)
         applications = [*applied, *simplify(graph)]
     if exact_inputs:
         tell("layout")
@@ -193,6 +196,7 @@ def compile_graph(
         direct = splice(graph, regions, own_ways, called)
         gather_casts(direct)
         write_lists_in_place(direct)
+        write_rows_in_place(direct)
         gather_writes(direct)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)

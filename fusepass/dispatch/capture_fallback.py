@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,6 +20,9 @@ from fusepass.runtime.fallbacks import FallbackCounter
 Forward = Callable[..., Any]
 _FORCED = "force_compile_during_fx_trace"
 """An option of Dynamo's: that a trace is under way is said of the process, but here it is another thread's."""
+_numbers = itertools.count()
+is_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+"""Says so of the process: it may be another thread that traces."""
 IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
 MOST_IDLE = 64  # kinds of tensors
 MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
@@ -79,9 +84,12 @@ class Untouched:
 
 
 class Dynamo:
-    """``torch.compile`` with this package's backend, graph breaks allowed; frames it cannot trace run as they are.
+    """Dynamo with this package's backend, graph breaks allowed; frames it cannot trace run as they are.
 
     What forward draws from NumPy comes from NumPy: unless told, Dynamo takes it from PyTorch's generator.
+
+    Attributes:
+        fuses: whether there is a region in any graph so far.
     """
 
     kind = CaptureRoute.DYNAMO
@@ -90,32 +98,63 @@ class Dynamo:
         self, forward: Forward, name: str, options: Mapping[str, Any], fallbacks: FallbackCounter, limit: int
     ) -> None:
         self._reports: list[Report] = []
-        self._limit = min(limit, MOST_RECOMPILATIONS)
+        self.fuses = False
         from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         options = {**options, "cuda_graphs": False}
-        self._backend = Backend(
-            name, options, fallbacks=fallbacks, observe=lambda made: self._reports.append(made.report)
-        )
-        self._compiled = torch.compile(forward, backend=self._backend)
+        self._backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._note(made.report))
+        self._compiled = through_dynamo(forward, self._backend, min(limit, MOST_RECOMPILATIONS))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        asked = {
-            "suppress_errors": True,
-            "recompile_limit": self._limit,
-            "use_numpy_random_stream": True,
-            "error_on_nested_fx_trace": False,
-        }
+        if not is_tracing():
+            return self._compiled(*args, **kwargs)
+        asked = {"error_on_nested_fx_trace": False}
         if hasattr(torch._dynamo.config, _FORCED):  # not in PyTorch 2.11
             asked[_FORCED] = True
-        with modes_apart(), torch._dynamo.config.patch(asked):
+        with torch._dynamo.config.patch(asked):
             return self._compiled(*args, **kwargs)
+
+    def _note(self, report: Report) -> None:
+        self._reports.append(report)
+        self.fuses |= bool(report.regions)
 
     def reports(self) -> list[Report]:
         return list(self._reports)
 
     def jobs(self) -> list[Job]:
         return self._backend.jobs
+
+
+def through_dynamo(forward: Forward, backend: Forward, limit: int) -> Forward:
+    """`forward` with graphs by `backend`, at most `limit` for each frame, under the settings of PyTorch that this package needs."""
+    import torch._dynamo  # takes seconds
+
+    context: Any = torch._dynamo.optimize(backend)
+    if hasattr(context, "callback"):  # not where Dynamo is switched off
+        context.callback = _Configured(context.callback, limit)
+    return context(_apart(forward))  # type: ignore[no-any-return]
+
+
+class _Configured:
+    """What Dynamo calls where no graph fits, with the settings of PyTorch that this needs; setting them at each call would take longer."""
+
+    def __init__(self, callback: Any, limit: int) -> None:
+        self._torchdynamo_orig_backend = callback  # by which Dynamo finds the backend
+        self._asked = {"suppress_errors": True, "recompile_limit": limit, "use_numpy_random_stream": True}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with modes_apart(), torch._dynamo.config.patch(self._asked):
+            return self._torchdynamo_orig_backend(*args, **kwargs)
+
+
+def _apart(forward: Forward) -> Forward:
+    """What calls `forward` and has code of its own: Dynamo keeps graphs, counts them and remembers sizes by code, which instances share."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    code = run.__code__.replace(co_name=f"forward_{next(_numbers)}")
+    return types.FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
 
 
 class Children:

@@ -122,6 +122,13 @@ class CaptureFallbacks:
             self._code = self._dynamo = self._children = None
         return self._routes.get(key)
 
+    def settled(self, key: object) -> Dynamo | None:
+        """Dynamo, where it serves calls of that kind, has something to fuse, and these run what they ran; it compares all else."""
+        route, code = self._routes.get(key), self._code
+        if isinstance(route, Dynamo) and route.fuses and (code is None or code.unchanged()):
+            return route
+        return None
+
     def conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
         """What serves calls of that kind from now on; None where tracing is to be tried again."""
         self.refuse("trace", failure.reason)
@@ -155,7 +162,7 @@ class CaptureFallbacks:
             if not reports:
                 self.refuse("Dynamo", "finds no graph in forward")
                 self._routes[key] = self._by_children("neither traced nor compiled by Dynamo")
-            elif not any(report.regions for report in reports) and (kind in self._idle or len(self._idle) < MOST_IDLE):
+            elif not route.fuses and (kind in self._idle or len(self._idle) < MOST_IDLE):
                 self._idle[kind] += 1
         return result
 

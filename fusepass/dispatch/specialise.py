@@ -237,6 +237,10 @@ class Specialiser:
             return self.original(*args, **kwargs)  # a model around this one is traced, and takes it in
         tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
+        if reason is None and not torch.is_grad_enabled() and not self.table.candidates(tensors):
+            route = self._capture_fallbacks.settled(self._key(tensors, inputs))
+            if route is not None:
+                return route(args, kwargs)
         if reason is None and any(map(is_lazy, self._model.parameters())):
             reason = "has parameters that its first call is to initialise"
         if reason is None and self._needs_gradients(tensors):
@@ -321,7 +325,7 @@ class Specialiser:
         with override(**self._options) as config:
             if not config.fuses:
                 return self.original(*args, **kwargs)
-        key = inputs.key, self._training, torch.is_grad_enabled(), tuple(t.dim() for t in tensors)
+        key = self._key(tensors, inputs)
         kind = kind_of(key, tensors) if config.compile == "background" else None
         if kind is not None and self._is_for_beside(key, kind):
             return self._run_beside(key, kind, args, kwargs, tensors, inputs, config)
@@ -398,6 +402,10 @@ class Specialiser:
                 job = self._beside.capture(key, kind, args, kwargs, tensors)
                 self._waiting = None if kwargs or job is None else (_shapes(args), job)
         return result
+
+    def _key(self, tensors: Sequence[torch.Tensor], inputs: Template) -> object:
+        """The kind of a call that cannot be traced: what may decide about its route."""
+        return inputs.key, self._training, torch.is_grad_enabled(), tuple(tensor.dim() for tensor in tensors)
 
     def refuse(self, step: str, reason: str) -> None:
         """Keep for the report why a way of capturing failed; said once."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +13,13 @@ import torch
 
 from fusepass.background import Job
 from fusepass.config import override
-from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, Forward
+from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, Forward, is_tracing, through_dynamo
 from fusepass.report.records import CaptureRoute, RefusalReport, RegionState
 from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
 
 _NOT_TRACED = "Dynamo finds no graph in forward"
-
-_numbers = itertools.count()
-_is_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
 
 
 class Graphs:
@@ -54,9 +49,7 @@ class Graphs:
         self._fused = False
         self._idle: Counter[object] = Counter()
         self._here = threading.local()
-        import torch._dynamo  # takes seconds
-
-        from fusepass.training.backend import Backend
+        from fusepass.training.backend import Backend  # imports Dynamo, which takes seconds
 
         self._backend = Backend(
             name,
@@ -67,10 +60,7 @@ class Graphs:
             observe_step=_weakly(self._observe_step),
         )
         self._options = options
-        context: Any = torch._dynamo.optimize(_weakly(self._compile))
-        if hasattr(context, "callback"):  # not where Dynamo is switched off
-            context.callback = _Configured(context.callback, limit)
-        self._compiled = context(_apart(forward))
+        self._compiled = through_dynamo(forward, _weakly(self._compile), limit)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._children is not None and not self._children.empty:
@@ -82,7 +72,7 @@ class Graphs:
                 return self._forward(*args, **kwargs)
             if kind in self._idle or len(self._idle) < MOST_IDLE:
                 self._idle[kind] += 1
-        if _is_tracing():  # says so of the process: it may be another thread's
+        if is_tracing():
             with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
                 return self._compiled(*args, **kwargs)
         here = self._here
@@ -181,18 +171,6 @@ class Graphs:
         return run
 
 
-class _Configured:
-    """What Dynamo calls where no graph fits, with the settings of PyTorch that this needs; setting them at each call would take longer."""
-
-    def __init__(self, callback: Any, limit: int) -> None:
-        self._torchdynamo_orig_backend = callback  # by which Dynamo finds the backend
-        self._asked = {"suppress_errors": True, "recompile_limit": limit, "use_numpy_random_stream": True}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(self._asked):
-            return self._torchdynamo_orig_backend(*args, **kwargs)
-
-
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A bound method that does not keep its object: PyTorch holds on to what it was given to compile with."""
     found = weakref.WeakMethod(method)
@@ -202,13 +180,3 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if alive is None else alive(*args)
 
     return run
-
-
-def _apart(forward: Forward) -> Forward:
-    """What calls `forward` and has code of its own: Dynamo keeps graphs, counts them and remembers sizes by code, which instances share."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    code = run.__code__.replace(co_name=f"forward_{next(_numbers)}")
-    return types.FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)

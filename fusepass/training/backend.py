@@ -23,6 +23,7 @@ from fusepass.capture.isolation import whole_resampling
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
+from fusepass.compile.grouped import group_queries
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import current, override
 from fusepass.patterns.simplify import Application
@@ -32,6 +33,7 @@ from fusepass.runtime.memory import untraceable
 from fusepass.supported import check_versions
 from fusepass.training.attention import with_attention
 from fusepass.training.calls import AsTraced, Backward, Call, PerShape, Run, Unfused, without_views
+from fusepass.training.constant_parts import ConstantParts, constant_parts
 from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
@@ -210,6 +212,8 @@ class Backend:
         specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
+            if _is_symbolic(graph) and group_queries(graph.graph):
+                graph.recompile()
         static = context.fw_metadata.static_input_indices if context and context.fw_metadata and not backward else ()
 
         def calls(compiled: CompiledGraph, given: Sequence[int], results: Sequence[int]) -> Run:
@@ -232,7 +236,11 @@ class Backend:
 
         per_shape = PerShape(graph, specialise, limit, unfused, calls, later, guarded=not backward)
         if _is_symbolic(graph):
-            return per_shape
+            parts = constant_parts(graph.graph) if inference else {}
+            if not parts:
+                return per_shape
+            fuse = partial(self.specialise, applied=applied, emptying=False)
+            return later(lambda: AsTraced(graph, ConstantParts(graph, parts, fuse), per_shape))
 
         def whole() -> Call:
             compiled = specialise(graph)
@@ -252,9 +260,10 @@ class Backend:
         *,
         backward: bool = False,
         visible: int = sys.maxsize,
+        emptying: bool = True,
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, rules have been `applied` to it, and so many of
-        its results are `visible` to others than backward."""
+        its results are `visible` to others than backward. Its call takes a list, `emptying` it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), without_modes(), shown(f"{self._name}{' (backward)' if backward else ''}"):
             compiled = compile_graph(
@@ -264,7 +273,7 @@ class Backend:
                 forms=forms,
                 exact_inputs=True,
                 applied=applied,
-                emptying=True,
+                emptying=emptying,
                 visible=visible,
             )
         (self._observe_backward if backward else self._observe)(compiled)

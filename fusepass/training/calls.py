@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -110,13 +110,20 @@ def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ..
     return itemgetter(*positions)
 
 
-class AsTraced:
-    """A graph of constant shapes, for arguments as those that it was traced with, which Dynamo sees to: one look is enough."""
+class Best(Protocol):
+    """What is compiled of a graph."""
 
-    def __init__(self, graph: fx.GraphModule, run: Run, per_shape: PerShape) -> None:
+    def best(self) -> tuple[Call, bool]:
+        """The call, and whether it stays the best one."""
+
+
+class AsTraced:
+    """A graph for arguments as those that it was traced with, which Dynamo sees to: one look, at those of constant shape, is enough."""
+
+    def __init__(self, graph: fx.GraphModule, run: Best, per_shape: PerShape) -> None:
         self._boxed_call = True  # to AOTAutograd
         values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
-        self._described = [Meta.of(value) if isinstance(value, torch.Tensor) else None for value in values]
+        self._described = [Meta.of(value) if _is_constant(value) else None for value in values]
         self._compiled = run
         self._per_shape = per_shape
         self._run: Call | None = None
@@ -129,7 +136,7 @@ class AsTraced:
         unfused = self._per_shape.unfused
         if unfused.serves(arguments):
             self._run = unfused
-        elif [_described(argument) for argument in arguments] != self._described:
+        elif any(map(_is_other, arguments, self._described)):
             self._run = self._per_shape
         else:
             run, stays = self._compiled.best()
@@ -172,6 +179,11 @@ class Backward(AsTraced):
         ]
         arguments.clear()
         return self._compiled.best()[0](laid)
+
+
+def _is_other(argument: Any, described: Meta | None) -> bool:
+    """Whether an argument is not what is `described` of it, if anything is."""
+    return described is not None and _described(argument) != described
 
 
 def _any(arguments: Sequence[Any]) -> bool:

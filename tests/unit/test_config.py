@@ -88,7 +88,7 @@ def test_defaults() -> None:
         ("FUSEPASS_CUDA_GRAPHS", "off", "cuda_graphs", False),
         ("FUSEPASS_CUDA_COMPILER", "NVRTC", "cuda_compiler", "nvrtc"),
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
-        ("FUSEPASS_METHODS", "fused", "methods", "fused"),
+        ("FUSEPASS_METHODS", "original", "methods", "original"),
         ("FUSEPASS_MEMORY_BUDGET", "0.5", "memory_budget", 0.5),
     ],
 )

@@ -56,8 +56,8 @@ X = torch.rand(3, 8)
 
 def test_a_method_that_bypasses_the_optimised_forward_is_told_once() -> None:
     model = Net()
-    optimised = fusepass.optimize(model, tune="off")
-    with pytest.warns(FusepassWarning, match=r"Net\.repeat runs the original forward.*methods=\"fused\"") as caught:
+    optimised = fusepass.optimize(model, methods="original", tune="off")
+    with pytest.warns(FusepassWarning, match=r"Net\.repeat runs the original forward.*methods=\"original\"") as caught:
         assert torch.equal(optimised.repeat(X), model.repeat(X))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -70,16 +70,16 @@ def test_a_method_that_bypasses_the_optimised_forward_is_told_once() -> None:
 
 
 def test_what_a_method_raises_is_raised_and_leaves_no_hook() -> None:
-    optimised = fusepass.optimize(Net(), tune="off")
+    optimised = fusepass.optimize(Net(), methods="original", tune="off")
     with pytest.warns(FusepassWarning, match="runs the original forward"), pytest.raises(RuntimeError):
         optimised.repeat(torch.rand(3, 7))
     assert not optimised.original._forward_pre_hooks
 
 
-def test_methods_run_the_optimised_forward_where_that_is_asked_for() -> None:
+def test_methods_run_the_optimised_forward() -> None:
     """With `super` and `isinstance`; what they assign is the original's."""
     model = Net()
-    optimised = fusepass.optimize(model, methods="fused", tune="off")
+    optimised = fusepass.optimize(model, tune="off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(optimised.repeat(X, times=3), model.repeat(X, times=3))
@@ -97,7 +97,7 @@ def test_methods_run_the_optimised_forward_where_that_is_asked_for() -> None:
 
 def test_what_a_method_takes_for_the_model_is_the_model_in_all_but_forward() -> None:
     model = Net()
-    optimised = fusepass.optimize(model, methods="fused", tune="off")
+    optimised = fusepass.optimize(model, tune="off")
     bound = optimised.me()
     assert (type(bound).__name__, isinstance(bound, Net), bound.norm is model.norm) == ("Net", True, True)
     assert optimised.me() is bound
@@ -119,7 +119,7 @@ def test_a_twin_is_pickled_as_the_original() -> None:
 
 
 def test_nothing_is_fused_or_told_where_fusing_is_off() -> None:
-    optimised = fusepass.optimize(Net(), methods="fused", disable="all")
+    optimised = fusepass.optimize(Net(), disable="all")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimised.repeat(X)
