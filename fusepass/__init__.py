@@ -250,7 +250,7 @@ def save_operators(program: ExportedProgram | fx.GraphModule, path: str | os.Pat
 def build_operators(program: ExportedProgram | fx.GraphModule, path: str | os.PathLike[str]) -> None:
     """Build the fused operators that `program` calls into one shared library, which registers them with libtorch as it is loaded.
 
-    A C++ program loads it by ``dlopen`` before it opens what AOTInductor made of `program`; a Python process by
+    A C++ program opens it as a shared library before it opens what AOTInductor made of `program`; a Python process by
     ``torch.ops.load_library``. Neither needs fusepass, nor a compiler. The library serves the PyTorch, the device and the CPU or GPU
     architecture that it was built for. A process in which the operators are registered already, such as this one, cannot load it.
 

@@ -108,7 +108,7 @@ def test_the_function_of_a_graph_is_generated_once(emptying: bool, monkeypatch: 
         compiled = compile_graph(captured.graph, name="Once", emptying=emptying)
     regions = len(compiled.works)
     assert regions == 3
-    assert len({id(graph) for graph in written}) == len(written) == 1 + regions
+    assert len(written) == 1  # that of a region is asked for by trials alone
     given = [x]
     (found,) = compiled.call(given) if emptying else compiled.call(*given)
     torch.testing.assert_close(found, _regions_in_turn(x, 9))

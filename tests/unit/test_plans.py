@@ -14,7 +14,7 @@ import fusepass.codegen
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.machine import ARCHITECTURES, Machine, machine_of
-from fusepass.codegen.render.cuda_headers import Plan
+from fusepass.codegen.render.cuda.headers import Plan
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_rows import Rows, Staged, Start

@@ -107,8 +107,10 @@ def _place(writer: ConvolutionWriter, number: int, tap: str, place: str) -> Iter
         far = axis if stride == 1 else f"{axis} * {stride}"
         yield f"const {whole} {place} = {far}{plus(-padding)} + {reach};"
         return
-    at = axis if anchor.pooled is None else f"{axis} * {stride} + {writer.c.named(f'r{writer.letters[number]}')}"
-    yield f"const {whole} {place}s = {at}{plus(padding)} - {reach};"
+    letter = writer.letters[number]
+    scaled = writer.c.named(f"i{letter}s")
+    at = axis if anchor.pooled is None else f"{axis} * {stride} + {writer.c.named(f'r{letter}')}"
+    yield f"const {whole} {scaled} = {at}{plus(padding)} - {reach};"
     if stride > 1:
-        yield f"if ({place}s % {stride} != 0) continue;"
-    yield f"const {whole} {place} = {quotient(f'{place}s', stride)};"
+        yield f"if ({scaled} % {stride} != 0) continue;"
+    yield f"const {whole} {place} = {quotient(scaled, stride)};"
