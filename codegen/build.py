@@ -95,7 +95,7 @@ def begin(source: Source) -> None:
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     if key not in _begun and len(_begun) < current().jobs - 1:
         _begun[key] = thread
-        thread.start()
+        background.start_thread(thread)
 
 
 def load(library: Path | ctypes.CDLL, entry: str, arguments: int) -> Callable[..., int]:
@@ -192,7 +192,7 @@ def _in_threads(missing: Mapping[str, Source], jobs: int) -> Iterator[tuple[str,
                 made.put((key, error))
 
     for _ in range(jobs):
-        threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+        background.start_thread(threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True))
     try:
         for _ in missing:
             key, result = _next(made)

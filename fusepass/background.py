@@ -102,6 +102,7 @@ _holds_up = False  # whether a fork does, which holds `_moving`
 _hasty = 0  # how many want threads to have the interpreter soon
 _usual_interval = 0.0
 _hasty_lock = threading.Lock()
+_births = threading.Lock()  # held while a thread is started
 _used = False  # whether there ever was a job in this process
 _ending = False
 _at_stop: list[Callable[[], None]] = []
@@ -148,6 +149,12 @@ def checkpoint() -> None:
             _moving.acquire()
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, from a job or elsewhere: until it runs, CPython takes it for the one that starts it, which `stop` is to hit."""
+    with _births:
+        thread.start()
+
+
 def on_stop(function: Callable[[], None]) -> None:
     """Have `function` called when the process ends with a job under way: it is to end what a job waits for."""
     _at_stop.append(function)
@@ -172,7 +179,8 @@ def stop() -> None:
             _jobs.popleft().drop()
         _changed.notify()
     if thread is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+        with _births:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
     for function in _at_stop:
         function()
     if thread is not None:
@@ -234,11 +242,11 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     """The thread is not there, and what it was to do is asked for again by calls in this process."""
-    global _thread, _changed, _moving, _used, _hasty, _hasty_lock, _holds_up
+    global _thread, _changed, _moving, _used, _hasty, _hasty_lock, _births, _holds_up
     _thread, _changed, _moving, _used = None, threading.Condition(threading.Lock()), threading.Lock(), False
     if _hasty:
         sys.setswitchinterval(_usual_interval)
-    _hasty, _hasty_lock = 0, threading.Lock()
+    _hasty, _hasty_lock, _births = 0, threading.Lock(), threading.Lock()
     _holds_up = False
     _jobs.clear()
     _in_parent()

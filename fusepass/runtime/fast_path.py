@@ -101,7 +101,7 @@ def begin() -> None:
 
         context = contextvars.copy_context()
         thread = _building = threading.Thread(target=context.run, args=(_build,), daemon=True)
-        thread.start()
+        background.start_thread(thread)
     atexit.register(_end, thread)
 
 
