@@ -30,6 +30,7 @@ from tests.golden_sources import graphs
 Digests = dict[str, str]
 """By ``"region/candidate"``; a region that has no source has the reason in place of a digest."""
 
+
 def _generates(workload: Workload) -> bool:
     """Whether a GPU runs more of it by generated code than by one operator of cuDNN, which tracing without a GPU takes apart step by step."""
     return not any(isinstance(each, nn.RNNBase) for each in workload.model(Size.FULL, graphs.META).modules())
