@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusepass.codegen import cache_folders as folders
-from fusepass.codegen import trust
+from fusepass.codegen import records, trust
 from fusepass.codegen.source import Source, Target
 
 UNREADABLE = "(unreadable)"
@@ -168,7 +168,7 @@ def make(stage: Path, key: str, source: Source, compile: Callable[[Path], Path])
         "arch": source.arch,
         "sha256": hashlib.sha256((entry / LIBRARY).read_bytes()).hexdigest(),
         "build_seconds": round(seconds, 3),
-        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "created": records.now(),
     }
     (entry / _META).write_text(json.dumps(described, indent=1))
     for file in entry.iterdir():

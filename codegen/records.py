@@ -13,11 +13,17 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fusepass.codegen import cache_folders as folders
 from fusepass.codegen import trust
+
+
+def now() -> str:
+    """The local time as ISO 8601, as what is kept says when it was made."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def key_of(made_of: Mapping[str, Any]) -> str:

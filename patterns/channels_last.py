@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from fusepass.codegen.lowering.formats import channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.patterns.analysis.layout import BATCH_NORMALISATIONS
-from fusepass.patterns.effects import is_random, writes
+from fusepass.patterns.effects import may_be_repeated
 from fusepass.patterns.infer import infer
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ _BY_STRIDES = frozenset(
 def wanted(graph: fx.Graph) -> bool:
     """Whether images that are not channels last are convolved on a CPU, in a graph that may be laid out otherwise."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    if any(is_random(node.target) or writes(node.target) for node in calls):
+    if not may_be_repeated(graph):
         return False
     values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val")) if value is not None]
     if not all(

@@ -39,6 +39,12 @@ def writes(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def may_be_repeated(graph: fx.Graph) -> bool:
+    """Whether `graph` may be run again to no effect: none of its operators is one that draws random numbers or writes."""
+    calls = (node.target for node in graph.nodes if node.op == "call_function")
+    return not any(is_random(target) or writes(target) for target in calls)
+
+
 def waits_for_host(target: object, tensors: Iterable[object]) -> bool:
     """Whether the host needs the result of `target`, or its size, to go on, given the `tensors` that it reads.
 

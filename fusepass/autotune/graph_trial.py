@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusepass import measure
-from fusepass.codegen import choices
+from fusepass.codegen import choices, records
 from fusepass.codegen.detect import device_facts
 from fusepass.config import current
 from fusepass.report.choice import Choice
@@ -23,6 +22,9 @@ _LONGEST = {"fast": 0.5, "max": 10.0}
 _MEMORY_SHARE = 0.5
 
 Call = Callable[..., object]
+Ways = Callable[[Sequence[torch.Tensor]], Mapping[str, Callable[[], object]]]
+"""Makes the calls to time, by name, of inputs that are made up."""
+
 CPU = torch.device("cpu")
 
 
@@ -31,15 +33,13 @@ def times_decide() -> bool:
     return current().tune != "off" and not torch.are_deterministic_algorithms_enabled()
 
 
-def seconds_of(
-    what: str, graph: fx.GraphModule, ways: Callable[[], Mapping[str, Call]], depends: Mapping[str, Any]
-) -> Mapping[str, float] | None:
+def seconds_of(what: str, graph: fx.GraphModule, ways: Ways, depends: Mapping[str, Any]) -> Mapping[str, float] | None:
     """Seconds of each of `ways`, the lower quartile of rounds in which they take turns; of an earlier process where one has measured them.
 
     Args:
         what: is decided, in words, for the record.
-        graph: whose arguments `ways` take; nothing in it draws random numbers or writes.
-        ways: makes functions by name, if they are to be timed. What they raise for numbers that are made up says that nothing can be.
+        graph: whose arguments `ways` take; it may be repeated (`fusepass.patterns.effects.may_be_repeated`).
+        ways: is asked if anything is to be timed. What is raised there, or by a call, for numbers that are made up says that nothing can be.
         depends: what the times depend on besides `graph`, as plain values.
 
     Returns:
@@ -58,7 +58,7 @@ def seconds_of(
     return seconds
 
 
-def measured(graph: fx.GraphModule, ways: Callable[[], Mapping[str, Call]]) -> measure.Rounds | None:
+def measured(graph: fx.GraphModule, ways: Ways) -> measure.Rounds | None:
     """The times of each round; see `seconds_of`."""
     like = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if sum(map(measure.nbytes, like)) > _MEMORY_SHARE * measure.free_bytes(CPU):
@@ -66,7 +66,7 @@ def measured(graph: fx.GraphModule, ways: Callable[[], Mapping[str, Call]]) -> m
     inputs, clock = measure.made_up(like, CPU), measure.clock(CPU)
     with measure.as_compiled_code_runs(CPU):
         try:
-            calls = {name: _bound(call, inputs) for name, call in ways().items()}
+            calls = ways(inputs)
             for call in calls.values():
                 call()
         except (RuntimeError, IndexError, ValueError):
@@ -74,10 +74,6 @@ def measured(graph: fx.GraphModule, ways: Callable[[], Mapping[str, Call]]) -> m
         if max(map(clock, calls.values())) > _LONGEST[current().tune]:
             return None
         return measure.in_turn(calls, clock, _SECONDS, least=_LEAST, most=_MOST)
-
-
-def _bound(call: Call, inputs: Sequence[torch.Tensor]) -> Callable[[], object]:
-    return lambda: call(*inputs)
 
 
 def _recalled(key: str) -> dict[str, float] | None:
@@ -95,7 +91,7 @@ def _record(what: str, seconds: dict[str, float]) -> choices.Record:
         region=what,
         device=_cpu(),
         effort=current().tune,
-        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        created=records.now(),
         choice=asdict(Choice(min(seconds, key=seconds.__getitem__), seconds=tuple(seconds.items()))),
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import fx
 
-from fusepass.autotune.graph_trial import Call, seconds_of, times_decide
+from fusepass.autotune.graph_trial import seconds_of, times_decide
 from fusepass.config import current
 from fusepass.patterns.channels_last import CHANNELS_LAST, Followed, laid_out, wanted
 from fusepass.patterns.cost import Cost
@@ -29,7 +29,7 @@ def chosen_layout(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Applicati
     other = laid_out(graph)
     if other is None:
         return graph, []
-    seconds = seconds_of("layout of the whole graph", graph, lambda: _both(graph, other), {})
+    seconds = seconds_of("layout of the whole graph", graph, partial(_both, graph, other), {})
     if seconds is None or seconds[CHANNELS_LAST] > _WORTH * seconds[_PLAIN]:
         return graph, []
     first = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.convolution.default)
@@ -37,15 +37,7 @@ def chosen_layout(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[Applicati
     return other, [Application(CHANNELS_LAST, first.name, before, after)]
 
 
-def _both(graph: fx.GraphModule, other: fx.GraphModule) -> Mapping[str, Call]:
-    """Calls in both layouts; the first one of the second sees that operators do what they are described to."""
-    checked = False
-
-    def last(*inputs: Any) -> object:
-        nonlocal checked
-        if checked:
-            return other(*inputs)
-        checked = True
-        return Followed(other).run(*inputs)
-
-    return {_PLAIN: fx.GraphModule(graph, graph.graph), CHANNELS_LAST: last}
+def _both(graph: fx.GraphModule, other: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> dict[str, partial[object]]:
+    """Calls in both layouts, once it is seen that operators do what they are described to in the second."""
+    Followed(other).run(*inputs)
+    return {_PLAIN: partial(fx.GraphModule(graph, graph.graph), *inputs), CHANNELS_LAST: partial(other, *inputs)}

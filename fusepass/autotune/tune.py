@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch._ops import OpOverload
 from fusepass import measure
 from fusepass.autotune.trial import BUDGETS, OperatorsFail, checked, fastest
 from fusepass.autotune.work import Candidate, Work
-from fusepass.codegen import choices
+from fusepass.codegen import choices, records
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import source_key
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES
@@ -268,13 +267,12 @@ def _of_all(said: Mapping[str, str]) -> str:
 
 
 def _record(work: Work, choice: Choice, effort: str) -> choices.Record:
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
     keys = {each.name: _source_key(each) for each in work.candidates}
     return choices.Record(
         region=work.region.name,
         device=_device(work),
         effort=effort,
-        created=now,
+        created=records.now(),
         choice=asdict(choice),
         offered=work.offered,
         sources={name: key for name, key in keys.items() if key is not None},

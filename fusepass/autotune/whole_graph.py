@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.utils._pytree as pytree
@@ -20,7 +21,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import source_key
 from fusepass.config import current
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.effects import is_random, writes
+from fusepass.patterns.effects import may_be_repeated
 from fusepass.report.choice import EAGER
 from fusepass.report.report import RegionState
 
@@ -79,9 +80,11 @@ def _left_out(
         "sources": [source_key(work.generated.source) for work in fused if work.generated is not None],
         "sets": [[name, [work.region.name for work in kept]] for name, kept in sets.items()],
     }
-    seconds = seconds_of(
-        "regions of the whole graph", graph, lambda: {name: spliced(sets[name]) for name in sets}, depends
-    )
+
+    def ways(inputs: Sequence[torch.Tensor]) -> dict[str, partial[object]]:
+        return {name: partial(spliced(kept), *inputs) for name, kept in sets.items()}
+
+    seconds = seconds_of("regions of the whole graph", graph, ways, depends)
     best = min(sets, key=seconds.__getitem__) if seconds is not None else _ALL
     if seconds is None or seconds[best] > _WORTH * seconds[_ALL]:
         return frozenset(), ""
@@ -94,7 +97,7 @@ def _can_be_tried(graph: fx.Graph, fused: Sequence[Work]) -> bool:
     inside = {node for work in fused for node in work.region.nodes}
     calls = [node for node in graph.nodes if node.op == "call_function"]
     alone = [node for node in calls if node not in inside and not is_view(node.target)]
-    if not fused or len(fused) + len(alone) < 2 or any(is_random(node.target) or writes(node.target) for node in calls):
+    if not fused or len(fused) + len(alone) < 2 or not may_be_repeated(graph):
         return False
     values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
     return all(value.device.type == "cpu" for value in values if isinstance(value, torch.Tensor))

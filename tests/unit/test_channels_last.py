@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_both_layouts_are_timed() -> None:
     other = laid_out(graph)
     assert other is not None
     with fusepass.override(tune="fast"):
-        rounds = graph_trial.measured(graph, lambda: layout._both(graph, other))
+        rounds = graph_trial.measured(graph, partial(layout._both, graph, other))
     assert rounds is not None
     assert rounds.samples.keys() == {"as captured", CHANNELS_LAST}
     assert min(map(min, rounds.samples.values())) > 0
