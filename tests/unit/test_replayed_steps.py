@@ -219,6 +219,13 @@ def same(model: nn.Module, other: nn.Module, **tolerance: float) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+def one_step(compiled: Callable[[Tensor], Tensor], model: nn.Module, other: nn.Module, x: Tensor) -> None:
+    """Forward and backward of both, `model` by way of `compiled`: gradients, parameters and buffers are the same afterwards."""
+    compiled(x).sum().backward()
+    other(x).sum().backward()
+    same(model, other)
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_training_is_eager_s(steps: Callable[..., Steps], to_none: bool) -> None:
     """Optimisers write parameters in place; gradients stay where they are or are made anew; statistics move once a step."""
@@ -338,9 +345,7 @@ def test_what_raises_leaves_later_calls_right(steps: Callable[..., Steps]) -> No
                 result.sum().backward()
         model.zero_grad()
         other.zero_grad()
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, x)
 
 
 def test_backward_in_another_thread(steps: Callable[..., Steps]) -> None:
@@ -387,10 +392,7 @@ def test_each_stream_has_slots_of_its_own(steps: Callable[..., Steps]) -> None:
     compiled = steps(model)
     for stream in (0, 1, 0, 1, 0, 1):
         compiled.graphs.now = stream
-        x = torch.rand(5, 4)
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, torch.rand(5, 4))
     assert compiled.counts == (4, 8)
     x = torch.rand(5, 4)
     loss = compiled(x).sum()
@@ -411,10 +413,7 @@ def test_other_parameters_are_captured_anew(steps: Callable[..., Steps]) -> None
                     each[0].weight.data = each[0].weight * 2.0
         model.zero_grad()
         other.zero_grad()
-        x = torch.rand(5, 4)
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, torch.rand(5, 4))
     assert compiled.counts == (4, 8)
 
 
@@ -484,10 +483,7 @@ def test_sizes_in_turn(steps: Callable[..., Steps]) -> None:
     for size in (5, 5, 3, 3, 5, 3, 5):
         model.zero_grad()
         other.zero_grad()
-        x = torch.rand(size, 4)
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, torch.rand(size, 4))
 
 
 def test_a_graph_around_it_takes_the_launches(steps: Callable[..., Steps]) -> None:
@@ -508,10 +504,7 @@ def test_a_capture_that_fails_is_told_once(
     compiled = steps(model)
     monkeypatch.setattr(compiled.graphs, "capture", fails)
     for _ in range(4):
-        x = torch.rand(5, 4)
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, torch.rand(5, 4))
     told = [str(w.message) for w in recwarn if isinstance(w.message, FusepassWarning)]
     assert told == ["Net runs without a CUDA graph: operation not permitted when stream is capturing"]
     assert compiled.status == "training: not used: operation not permitted when stream is capturing"
@@ -534,10 +527,7 @@ def test_unasked_it_is_replayed_where_that_is_faster(
     for number in range(14):
         model.zero_grad()
         other.zero_grad()
-        x = torch.rand(5, 4)
-        compiled(x).sum().backward()
-        other(x).sum().backward()
-        same(model, other)
+        one_step(compiled, model, other, torch.rand(5, 4))
         assert number > 3 or compiled.counts == (0, 0)
     assert compiled.status == f"training: {verdict}"
     assert not [w for w in recwarn if isinstance(w.message, FusepassWarning)]
