@@ -1,1 +1,1 @@
-"""Looks for wrong answers in random models: `python -m tests.fuzz` (CONTRIBUTING.md)."""
+"""Looks for wrong answers in random models: `python -m tests.fuzz` (docs/testing.md)."""

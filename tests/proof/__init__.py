@@ -1,1 +1,1 @@
-"""Everything that shows breadth, in one run: random models, operators and models of other people (CONTRIBUTING.md)."""
+"""Everything that shows breadth, in one run: random models, operators and models of other people (docs/testing.md)."""

@@ -42,7 +42,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
     parts = [
         "# Models of other people",
-        "Written by `python -m tests.sweep`, which CONTRIBUTING.md explains. Random weights, a batch of two, small "
+        "Written by `python -m tests.sweep`, which docs/testing.md explains. Random weights, a batch of two, small "
         "inputs, no gradients, in evaluation and in training mode. A result is right when it is within the numeric "
         "policy (`fusepass.numerics.check`), or beyond it by nothing but rounding errors of values that cancel "
         "(`tests/fuzz/noise.py`), buffers and inputs after the call included, and when the random generator is "

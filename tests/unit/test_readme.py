@@ -86,8 +86,11 @@ def test_the_readme_s_examples_run(
     compare("README.md", "report", first[0], update_golden, ignored=r"(?s)seconds: .*")
 
 
-def test_the_readme_is_short() -> None:
-    assert len(text("README.md").split()) <= 1300
+def test_what_a_newcomer_reads_is_short() -> None:
+    words = [len(text(page).split()) for page in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+    assert words[0] <= 1300
+    assert words[1] <= 4500
+    assert sum(words) <= 8500
 
 
 def test_the_recipe_for_deployment_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
