@@ -103,10 +103,11 @@ def _rank(count: int) -> int:
     The median lies outside with the probability that fewer than k of `count` fair coins show heads, or that fewer show
     tails. 0 where there are too few samples.
     """
-    rank, tail = int(count >= LEAST_ROUNDS), 0.5**count
+    rank, ways, fewer = int(count >= LEAST_ROUNDS), 1, 1  # whole numbers, as floats end at 2**1024
     while rank:
-        tail += math.comb(count, rank) * 0.5**count
-        if 2 * tail > 1 - _CONFIDENCE:
+        ways = ways * (count - rank + 1) // rank
+        fewer += ways
+        if 2 * fewer / 2**count > 1 - _CONFIDENCE:
             break
         rank += 1
     return rank
