@@ -75,7 +75,7 @@ class Costs:
         """Blocks that stand on a multiprocessor at once."""
         shape, facts, held = self.shape, self.shape.facts, plan.unroll * plan.width
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
-        keep = _keep(plan)
+        keep = plan.keep
         words = shape.kept_words if keep.in_registers else loaded
         taken = ceil(held * shape.kept_bytes, 4) if keep is Keep.PACKED else held * max(words, 1)
         if _covered(plan):
@@ -98,7 +98,7 @@ class Costs:
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
         if isinstance(plan, Columns) and not plan.overlap and not plan.exchanges and self._begins_anywhere:
             written *= 1 + _PARTS
-        again = self._phases(plan) - 1 if _keep(plan) is Keep.NOTHING and kernel.reduction_loops else 0
+        again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.reduction_loops else 0
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
         if isinstance(plan, Columns):
@@ -109,15 +109,14 @@ class Costs:
     def _instructions(self, plan: Schedule) -> float:
         """Of all threads: for each element, and for each thread of a row to find its place and to merge what it has."""
         shape, inner = self.shape, isinstance(plan, Rows)
-        each = self._kept_work if _keep(plan) is not Keep.NOTHING else self._plain_work
+        each = self._kept_work if plan.keep is not Keep.NOTHING else self._plain_work
         each += (len(self.loads) + len(shape.kernel.stores)) * _ACCESS / plan.width
         inside = log2(min(plan.lanes, 32)) if inner else 0.0
         together = plan.lanes > 32 if inner else plan.groups > 1
         merging = len(self._kernel(plan).reductions) * (inside * _MERGE + together * _MEET)
         rows = plan.width if isinstance(plan, Columns) else 1
         threads = plan.blocks * plan.threads * self._rows_of_block(plan)
-        own = plan.own_rows if isinstance(plan, Columns | Transposed) else plan.lanes * plan.width
-        again = plan.lanes * plan.width / own
+        again = plan.lanes * plan.width / plan.own_rows
         return shape.rows * max(shape.cols, 1) * each * again + threads * (_PLACE + merging * rows)
 
     def _waiting(self, plan: Schedule) -> float:
@@ -131,7 +130,7 @@ class Costs:
             case _:
                 vectors = plan.unroll
         steps, phases = max(vectors / plan.unroll, 1.0), self._phases(plan)
-        keep, buffered = _keep(plan), isinstance(plan, Rows | Columns) and plan.buffer is not None
+        keep, buffered = plan.keep, plan.buffer is not None
         loading = 1 if keep is not Keep.NOTHING else phases
         # Half is under way before.
         seconds = loading * steps * _LOAD * (0.5 if keep is Keep.FETCHED or buffered else 1.0)
@@ -140,7 +139,7 @@ class Costs:
 
     def _rows_of_block(self, plan: Schedule) -> int:
         """That it takes one after another."""
-        if not isinstance(plan, Rows | Columns) or (plan.team is None and plan.keep is not Keep.FETCHED):
+        if plan.team is None and plan.keep is not Keep.FETCHED:
             return 1
         return ceil(self.shape.rows * (plan.team.members if plan.team else 1), plan.blocks)
 
@@ -149,7 +148,7 @@ class Costs:
         return len(kernel.reduction_loops) + kernel.ends_per_element
 
     def _kernel(self, plan: Schedule) -> Kernel:
-        return self._kept if _keep(plan) is not Keep.NOTHING else self.shape.kernel
+        return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel
 
     @cached_property
     def _begins_anywhere(self) -> bool:
@@ -183,10 +182,6 @@ def _work(kernel: Kernel, *, keeps: bool) -> float:
         total += sum(_COSTLY if node.op not in CHEAP else 1 for node in nodes if dataflow.needs(node) & own)
         done |= {id(node) for node in nodes} if keeps else set()
     return total
-
-
-def _keep(plan: Schedule) -> Keep:
-    return plan.keep if isinstance(plan, Rows | Columns) else Keep.NOTHING
 
 
 def _covered(plan: Schedule) -> bool:

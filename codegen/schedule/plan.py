@@ -16,7 +16,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
+
+from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, TeamPart
+
+P = TypeVar("P", covariant=True)
+
+
+@dataclass(frozen=True)
+class Ranked(Generic[P]):
+    """A plan and the seconds that it takes by estimate."""
+
+    plan: P
+    seconds: float
 
 
 class Keep(enum.Enum):
@@ -87,6 +99,43 @@ class Schedule:
     @property
     def threads(self) -> int:
         return self.lanes * self.groups
+
+    # ---- what few walks have: a field or a property of theirs
+
+    @property
+    def keep(self) -> Keep:
+        """Where a row's values stay between phases."""
+        return Keep.NOTHING
+
+    @property
+    def team(self) -> TeamPart | None:
+        """Blocks that share rows."""
+        return None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Blocks that share a row, and each other's shared memory."""
+        return None
+
+    @property
+    def buffer(self) -> CircularBuffer | None:
+        """What the vectors of a team's rows pass through."""
+        return self.team.buffer if self.team else None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether results leave through shared memory."""
+        return False
+
+    @property
+    def overlap(self) -> int:
+        """Rows of a block that the next one has, too."""
+        return 0
+
+    @property
+    def own_rows(self) -> int:
+        """Elements along the vectors from one block's first to the next one's."""
+        return self.lanes * self.width - self.overlap
 
     def shape(self) -> str:
         """What a block and its threads have, for reports."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
+from fusepass.codegen.schedule.plan_team import TeamPart
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,6 @@ class Columns(Schedule):
     overlap: int = 0
     team: TeamPart | None = None
     span: int = 1
-
-    @property
-    def buffer(self) -> CircularBuffer | None:
-        return self.team.buffer if self.team else None
-
-    @property
-    def own_rows(self) -> int:
-        """Rows from one block's first to the next one's."""
-        return self.lanes * self.width - self.overlap
 
     @property
     def strip(self) -> int:

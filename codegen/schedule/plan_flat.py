@@ -56,11 +56,6 @@ class Transposed(Schedule):
         return self.lanes * self.width, self.groups * self.unroll
 
     @property
-    def own_rows(self) -> int:
-        """Rows from one block's first to the next one's."""
-        return self.lanes * self.width - self.overlap
-
-    @property
     def turned(self) -> bool:
         """Whether a thread's row is another one in each column: threads are turned by where the column begins in a sector, as a sector that two
         warps store parts of takes the memory longer than one that a warp stores."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_team import Cluster, Pieces, TeamPart
 
 _LINE = 8  # vectors of 16 bytes in a cache line
 
@@ -72,10 +72,6 @@ class Rows(Schedule):
     @property
     def pieces(self) -> Pieces | None:
         return self.split if isinstance(self.split, Pieces) else None
-
-    @property
-    def buffer(self) -> CircularBuffer | None:
-        return self.team.buffer if self.team else None
 
     @property
     def run(self) -> int:

@@ -15,9 +15,9 @@ from fusepass.codegen.render.cuda.contraction.convolution.definition import repa
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, plus, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
@@ -65,7 +65,7 @@ class ChunkWriter(ProductsWriter):
             staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, {c.sums}, {self.rows});",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         plan = self.plan
         return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
 

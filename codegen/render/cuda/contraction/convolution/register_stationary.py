@@ -14,10 +14,10 @@ from fusepass.codegen.render.cuda.contraction.convolution.definition import repa
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES, keep_exponents
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values
 from fusepass.codegen.schedule_convolution.register_stationary import LANES, PairsSchedule
@@ -41,7 +41,7 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
         self._own = OwnValues(self, self._held()) if makes_own_values(kernel) else None
 
     @abc.abstractmethod
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         """The kernel."""
 
     @abc.abstractmethod

@@ -13,9 +13,9 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import plus
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import Identifiers, block, braces, either
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule, pattern_of
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
@@ -47,7 +47,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
             staging=f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}]);",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         return self.text(1, ["__syncthreads();", *self._pack()], self._in_iterations(self._sets()), "float*")
 
     def _tables(self) -> Iterable[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, ReductionResult
@@ -20,14 +19,6 @@ from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block, braces
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
-
-
-@dataclass(frozen=True)
-class ConvolutionText:
-    """A kernel's constant tables, which stand before it, and the lines of its body."""
-
-    tables: tuple[str, ...]
-    body: tuple[str, ...]
 
 
 class ConvolutionWriter(PositionWriter):

@@ -14,10 +14,10 @@ from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, quotient, remainder
 from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import Identifiers, Locals, block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
@@ -34,7 +34,7 @@ _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the o
 
 def chunk_text(
     kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
+) -> Text:
     """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     writer = ChunkWriter if plan.source is None else _ScalingWriter
     return writer(kernel, program, plan, pointers, names).write()
@@ -59,7 +59,7 @@ class _ScalingWriter(ChunkWriter):
         self.packed = self.c.halves
         self.exponents = pointers[self.anchor.halves.channels], pointers[self.anchor.halves.outs]
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         c = self.c
         broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])

@@ -10,9 +10,10 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, ConvolutionText
+from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
 from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import Identifiers, as_float, block
 from fusepass.codegen.schedule_convolution.shared_stationary import (
     SLICE,
@@ -25,7 +26,7 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 def shared_stationary_text(
     kernel: Kernel, program: Program, plan: SharedStationarySchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
+) -> Text:
     """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
     return _Writer(kernel, program, plan, pointers, names).write()
 
@@ -48,7 +49,7 @@ class _Writer(PersistentWriter):
         self.places = places_of_weights(plan, self.ins)
         self.shares = any(place.halved for place in self.places)
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         return self.text(self.plan.buffers, [f"{self.c.settle}();"] if self.settles else [], self._multiply(), "float*")
 
     # ---- tables

@@ -11,8 +11,8 @@ from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient, remainder
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import Identifiers, block, either
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, PLACE_BYTES, SET_POSITIONS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
@@ -42,7 +42,7 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
             staging="",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         c = self.c
         broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
