@@ -73,7 +73,7 @@ class Family(abc.ABC, Generic[P]):
     """Kernels that are laid out and written alike; without state.
 
     Attributes:
-        name: in reports; unique.
+        name: in reports.
         headers: what its kernels include.
         reduces: what a kernel with `Partials` reduces, for reports.
     """
@@ -149,10 +149,10 @@ def register(family: Family[Any]) -> None:
     """Let `family` compete for the kernels that it takes.
 
     Raises:
-        ValueError: there is another family of that name.
+        ValueError: another one of that name is registered.
     """
     if _registered.setdefault(family.name, family) is not family:
-        raise ValueError(f"there is a family called {family.name!r} already")
+        raise ValueError(f"a family called {family.name!r} is registered already: unregister it first")
 
 
 def unregister(name: str) -> None:
