@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda.contraction.convolution.multistage import multistage_text
+from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
+from fusepass.codegen.render.cuda.contraction.convolution.multistage import MultistageWriter
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary_pairs import PairsWriter
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import chunk_text
-from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import shared_stationary_text
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
+from fusepass.codegen.render.cuda.contraction.convolution.scaled import ScalingWriter
+from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter
 from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
 from fusepass.codegen.render.cuda.family import Family, Headers, Place, Text
-from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.schedule_convolution import (
     CHUNKS,
     MULTISTAGE,
@@ -25,10 +26,9 @@ from fusepass.codegen.schedule_convolution import (
     preferred,
     serves,
 )
-from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 
-Write = Callable[[Kernel, Program, Any, dict[str, str], Identifiers], Text]
+Writer = Callable[[Any], Callable[[Kernel, Any, Place], ConvolutionWriter]]
 
 
 def _anchored(test: Callable[[Convolution], bool]) -> Callable[[Kernel, ConvolutionSchedule], bool]:
@@ -36,7 +36,7 @@ def _anchored(test: Callable[[Convolution], bool]) -> Callable[[Kernel, Convolut
 
 
 class ConvolutionFamily(Family[ConvolutionSchedule]):
-    """Convolutions that are laid out in one `way`; `write` has the lines."""
+    """Convolutions that are laid out in one `way`; `writer` says by whom a plan is written."""
 
     headers: ClassVar[Headers] = (
         (lambda kernel, plan: True, ("fp_instructions.cuh", "fp_product.cuh")),
@@ -52,8 +52,8 @@ class ConvolutionFamily(Family[ConvolutionSchedule]):
         (lambda kernel, plan: kernel.partials is not None, ("fp_partials.cuh",)),
     )
 
-    def __init__(self, way: Way, write: Write) -> None:
-        self.way, self.lines, self.name = way, write, f"convolution, {way.name}"
+    def __init__(self, way: Way, writer: Writer) -> None:
+        self.way, self.writer, self.name = way, writer, f"convolution, {way.name}"
 
     def takes(self, kernel: Kernel, program: Program) -> bool:
         return isinstance(kernel.anchor, Convolution) and self.way.takes(kernel.anchor)
@@ -73,21 +73,15 @@ class ConvolutionFamily(Family[ConvolutionSchedule]):
         return f"convolution, {kernel.row_count} elements: {plan}{self.pieces_in_words(kernel)}"
 
     def write(self, kernel: Kernel, plan: ConvolutionSchedule, place: Place) -> Text:
-        return self.lines(kernel, place.program, plan, place.pointers, place.names)
-
-
-def _register_stationary(
-    kernel: Kernel, program: Program, plan: PairsSchedule | SparseSchedule, pointers: dict[str, str], names: Identifiers
-) -> Text:
-    if isinstance(plan, SparseSchedule):
-        return SparseWriter(kernel, program, plan, pointers, names).write()
-    return PairsWriter(kernel, program, plan, pointers, names).write()
+        return self.writer(plan)(kernel, plan, place).write()
 
 
 CONVOLUTIONS = (
-    ConvolutionFamily(REGISTER_STATIONARY, _register_stationary),
-    ConvolutionFamily(CHUNKS, chunk_text),
-    ConvolutionFamily(SHARED_STATIONARY, shared_stationary_text),
-    ConvolutionFamily(MULTISTAGE, multistage_text),
+    ConvolutionFamily(
+        REGISTER_STATIONARY, lambda plan: SparseWriter if isinstance(plan, SparseSchedule) else PairsWriter
+    ),
+    ConvolutionFamily(CHUNKS, lambda plan: ScalingWriter if plan.source else ChunkWriter),
+    ConvolutionFamily(SHARED_STATIONARY, lambda plan: SharedStationaryWriter),
+    ConvolutionFamily(MULTISTAGE, lambda plan: MultistageWriter),
 )
 """In the order of the ways."""

@@ -14,6 +14,7 @@ from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs, ta
 from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums, is_first, store_own
 from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block, braces
@@ -29,6 +30,10 @@ class ConvolutionWriter(PositionWriter):
     """
 
     whole = False
+
+    def write(self) -> Text:
+        """The kernel."""
+        raise NotImplementedError
 
     @functools.cached_property
     def states(self) -> PositionStates | None:

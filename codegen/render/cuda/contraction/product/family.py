@@ -8,7 +8,7 @@ from typing import ClassVar
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda.contraction.product.kernel import product_body
+from fusepass.codegen.render.cuda.contraction.product.kernel import ProductWriter
 from fusepass.codegen.render.cuda.family import Family, Headers, Place, Text
 from fusepass.codegen.schedule_product import ProductSchedule, preferred, schedule_product, serves
 from fusepass.codegen.schedule_product.tiles import Tiling
@@ -53,10 +53,8 @@ class MatrixProduct(Family[ProductSchedule]):
         return preferred(program, kernel, facts)
 
     def write(self, kernel: Kernel, plan: ProductSchedule, place: Place) -> Text:
-        lines = product_body(kernel, place.program, plan, place.pointers, place.names)
-        if kernel.when is not None:
-            lines = (f"if ({place.pointers[kernel.when]}[0] == 0.0f) return;", *lines)
-        return Text(lines)
+        idle = () if kernel.when is None else (f"if ({place.pointers[kernel.when]}[0] == 0.0f) return;",)
+        return Text((*idle, *ProductWriter(kernel, plan, place).lines()))
 
 
 PRODUCT = MatrixProduct()
