@@ -190,22 +190,22 @@ def _rows(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -
     return Choice(shape, outer(shape) if prefers_rows(shape) else inner(shape))
 
 
-IMAGE_PIECES = Rule(
-    "pieces of images", lambda kernel, program: kernel.partials is not None and kernel.is_pointwise, _image_pieces
-)
-ROW_PIECES = Rule("pieces of rows", lambda kernel, program: kernel.partials is not None, _row_pieces)
-TRANSPOSED = Rule("transposed", _is_transposed, _transposed)
 SCAN = Rule("scan", lambda kernel, program: bool(kernel.scans), _scan)
-DEEP_WINDOWS = Rule(
-    "deep windows", lambda kernel, program: kernel.is_pointwise and has_deep_windows(kernel), _deep_windows
-)
-POINTWISE = Rule("pointwise", lambda kernel, program: kernel.is_pointwise, _pointwise)
 STRIPS = Rule("strips", lambda kernel, program: kernel.team is not None and kernel.team.strip > 1, _strips)
 TEAM = Rule("team", lambda kernel, program: kernel.team is not None, _team)
-CLUSTER = Rule("cluster", lambda kernel, program: kernel.cluster > 1, _cluster)
-ROWS = Rule("rows", lambda kernel, program: True, _rows)
 
-RULES = (IMAGE_PIECES, ROW_PIECES, TRANSPOSED, SCAN, DEEP_WINDOWS, POINTWISE, STRIPS, TEAM, CLUSTER, ROWS)
+RULES = (
+    Rule("pieces of images", lambda kernel, program: bool(kernel.partials) and kernel.is_pointwise, _image_pieces),
+    Rule("pieces of rows", lambda kernel, program: bool(kernel.partials), _row_pieces),
+    Rule("transposed", _is_transposed, _transposed),
+    SCAN,
+    Rule("deep windows", lambda kernel, program: kernel.is_pointwise and has_deep_windows(kernel), _deep_windows),
+    Rule("pointwise", lambda kernel, program: kernel.is_pointwise, _pointwise),
+    STRIPS,
+    TEAM,
+    Rule("cluster", lambda kernel, program: kernel.cluster > 1, _cluster),
+    Rule("rows", lambda kernel, program: True, _rows),
+)
 """Of memory-bound kernels; the first one that takes a kernel lays it out."""
 
 

@@ -70,6 +70,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Merging:
+    """How threads merge the states of reductions.
+
+    Attributes:
+        steps: in which lanes of a warp do so.
+        warps: whether warps meet for it.
+        states: of a thread, for each reduction.
+    """
+
+    steps: float = 0.0
+    warps: bool = False
+    states: int = 1
+
+
+@dataclass(frozen=True)
 class Schedule:
     """What all walks have.
 
@@ -136,6 +151,42 @@ class Schedule:
     def own_rows(self) -> int:
         """Elements along the vectors from one block's first to the next one's."""
         return self.lanes * self.width - self.overlap
+
+    # ---- what the cost model asks
+
+    def vectors_of_thread(self, cols: int) -> int:
+        """That a thread loads of a row of so many columns, or of all that it has."""
+        return self.unroll
+
+    @property
+    def merging(self) -> Merging:
+        """How threads merge what they reduced."""
+        return Merging(warps=self.groups > 1)
+
+    @property
+    def reads_runs(self) -> bool:
+        """Whether neighbouring threads read pieces of rows or of columns, which may be shorter than cache lines."""
+        return False
+
+    @property
+    def tears(self) -> bool:
+        """Whether each block stores what it has of results that may begin anywhere, so that two write parts of a sector."""
+        return False
+
+    @property
+    def shared_rows(self) -> float:
+        """What blocks read that others read as well, as a part of all."""
+        return 0.0
+
+    @property
+    def spread(self) -> float:
+        """How many times the distance of a thread's vectors was doubled."""
+        return 0.0
+
+    @property
+    def covered(self) -> bool:
+        """Whether aligned vectors bring what begins anywhere."""
+        return False
 
     def shape(self) -> str:
         """What a block and its threads have, for reports."""

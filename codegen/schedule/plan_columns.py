@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Keep, Merging, Schedule
 from fusepass.codegen.schedule.plan_team import TeamPart
 
 
@@ -28,6 +28,25 @@ class Columns(Schedule):
     overlap: int = 0
     team: TeamPart | None = None
     span: int = 1
+
+    def vectors_of_thread(self, cols: int) -> int:
+        return -(-cols // self.groups)
+
+    @property
+    def merging(self) -> Merging:
+        return Merging(warps=self.groups > 1, states=self.width)
+
+    @property
+    def reads_runs(self) -> bool:
+        return True
+
+    @property
+    def tears(self) -> bool:
+        return not self.overlap and not self.exchanges
+
+    @property
+    def shared_rows(self) -> float:
+        return self.overlap / (self.lanes * self.width)
 
     @property
     def strip(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 from typing import ClassVar
 
 from fusepass.codegen.ir.index import Axis
@@ -22,6 +23,10 @@ class Pointwise(Schedule):
 
     ragged: bool = False
     apart: int = 0
+
+    @property
+    def spread(self) -> float:
+        return 0.0 if self.apart else log2(self.unroll)
 
     def shape(self) -> str:
         shape = f"{self.unroll} per thread, {self.threads} threads"

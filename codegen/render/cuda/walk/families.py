@@ -16,19 +16,7 @@ from fusepass.codegen.render.cuda.rows.together import TogetherWriter
 from fusepass.codegen.render.cuda.walk.coordinates import LAUNCHED, Grid, framed
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter
 from fusepass.codegen.render.spelling import block
-from fusepass.codegen.schedule import (
-    CLUSTER,
-    DEEP_WINDOWS,
-    IMAGE_PIECES,
-    POINTWISE,
-    ROW_PIECES,
-    ROWS,
-    SCAN,
-    STRIPS,
-    TEAM,
-    TRANSPOSED,
-    Rule,
-)
+from fusepass.codegen.schedule import RULES, SCAN, STRIPS, TEAM, Rule
 from fusepass.codegen.schedule.plan import Keep, Ranked, Schedule
 from fusepass.codegen.schedule.plan_output_tile import OutputTile
 from fusepass.codegen.schedule.plan_rows import Rows
@@ -53,7 +41,7 @@ class Walk(Family[Schedule]):
         (lambda kernel, plan: isinstance(plan, Rows) and plan.staged is not None, ("fp_barriers.cuh",)),
     )
 
-    def __init__(self, rule: Rule, writer: Writer = lambda plan: KernelWriter) -> None:
+    def __init__(self, rule: Rule, writer: Writer) -> None:
         self.rule, self.writer, self.name = rule, writer, rule.name
 
     def takes(self, kernel: Kernel, program: Program) -> bool:
@@ -111,16 +99,7 @@ def _of_team(plan: Schedule) -> type[KernelWriter]:
     return CircularBufferWriter if plan.buffer.together == 1 else TogetherWriter
 
 
-WALKS = (
-    Walk(IMAGE_PIECES),
-    Walk(ROW_PIECES),
-    Walk(TRANSPOSED),
-    Walk(SCAN, lambda plan: ScanWriter),
-    Walk(DEEP_WINDOWS),
-    Walk(POINTWISE),
-    Walk(STRIPS, _of_strips),
-    Walk(TEAM, _of_team),
-    Walk(CLUSTER),
-    Walk(ROWS),
-)
+_WRITERS: dict[str, Writer] = {SCAN.name: lambda plan: ScanWriter, STRIPS.name: _of_strips, TEAM.name: _of_team}
+
+WALKS = tuple(Walk(rule, _WRITERS.get(rule.name, lambda plan: KernelWriter)) for rule in RULES)
 """In the order of the rules."""

@@ -102,7 +102,7 @@ class Frame:
         self.keep = schedule.keep
         self.of_block = schedule.team
         self.overlap = schedule.overlap
-        self.own_rows = schedule.lanes * schedule.width - self.overlap
+        self.own_rows = schedule.own_rows
         self.start = schedule.start if isinstance(schedule, Rows) else None
         self.overhangs = isinstance(schedule, Rows) and schedule.overhangs
         self.ends_apart = isinstance(schedule, Rows) and schedule.ends_apart
