@@ -77,7 +77,7 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts, *, preferred: b
     if kernel.anchor is None:
         return not preferred
     asked = [family.preferred if preferred else family.serves for family in taking(kernel, program)]
-    return any(each(program, kernel, facts) for each in asked)
+    return any(each(kernel, program, facts) for each in asked)
 
 
 def headers(launches: Sequence[tuple[Family[Any], Kernel, Plan]]) -> Iterator[str]:

@@ -95,7 +95,7 @@ class Family(abc.ABC, Generic[P]):
 
     @abc.abstractmethod
     def write(self, kernel: Kernel, plan: P, place: Place) -> Text:
-        """The kernel as CUDA, laid out by `plan`."""
+        """The kernel as CUDA, laid out by `plan`. What it stores `once` is written before that; what it runs `when`, the family looks at."""
 
     def seconds(self, kernel: Kernel, program: Program, facts: DeviceFacts, plan: P) -> float:
         """How long a launch takes, by estimate; infinity where the family has no estimate."""
@@ -118,11 +118,11 @@ class Family(abc.ABC, Generic[P]):
 
     # ---- what passes ask before a kernel is what it will be
 
-    def serves(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def serves(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         """Whether it can do what the library would do for `kernel`, which it takes."""
         return self.plan(kernel, program, facts) is not None
 
-    def preferred(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def preferred(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         """Whether it should, without a measurement."""
         return False
 

@@ -63,10 +63,10 @@ class ConvolutionFamily(Family[ConvolutionSchedule]):
     ) -> ConvolutionSchedule | None:
         return self.way.plan(kernel, program, facts, aligned=aligned)
 
-    def serves(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def serves(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         return serves(program, kernel, facts)
 
-    def preferred(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def preferred(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         return preferred(program, kernel, facts)
 
     def describe(self, kernel: Kernel, plan: ConvolutionSchedule) -> str:

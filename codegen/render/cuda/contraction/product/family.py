@@ -46,10 +46,10 @@ class MatrixProduct(Family[ProductSchedule]):
     def seconds(self, kernel: Kernel, program: Program, facts: DeviceFacts, plan: ProductSchedule) -> float:
         return plan.seconds
 
-    def serves(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def serves(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         return serves(program, kernel, facts)
 
-    def preferred(self, program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
+    def preferred(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
         return preferred(program, kernel, facts)
 
     def write(self, kernel: Kernel, plan: ProductSchedule, place: Place) -> Text:
