@@ -242,15 +242,12 @@ def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
     """Which anchors become kernels."""
     if anchor is AnchorSource.LIBRARY:
         return lambda program, kernel: False
+    from fusepass.codegen.render.cuda.families import serves  # with all writers, which nobody needs who generates C++
 
     def accepts(program: Program, kernel: Kernel) -> bool:
         if anchor is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
             return serves_deep(_ordered(program, kernel), program, facts)
-        if isinstance(kernel.anchor, Product):
-            rules = schedule_product.serves, schedule_product.preferred
-        else:
-            rules = schedule_convolution.serves, schedule_convolution.preferred
-        return rules[anchor is AnchorSource.PREFERRED](program, kernel, facts)
+        return serves(program, kernel, facts, preferred=anchor is AnchorSource.PREFERRED)
 
     return accepts
 

@@ -24,7 +24,7 @@ def render(
         from fusepass.codegen.render.cuda.library import render_cuda
 
         return render_cuda(program, facts, aligned=aligned, overrides=overrides)
-    from fusepass.codegen.render.cpu import render_cpu
+    from fusepass.codegen.render.cpu.library import render_cpu
 
     return render_cpu(program, facts, overrides=overrides)
 
@@ -40,7 +40,7 @@ def render_general(
         from fusepass.codegen.render.cuda.library import render_cuda
 
         return render_cuda(program, facts, aligned=aligned, general=general)
-    from fusepass.codegen.render.cpu import render_cpu
+    from fusepass.codegen.render.cpu.library import render_cpu
 
     return render_cpu(program, facts, general=True)
 
@@ -58,7 +58,7 @@ def describe(
         from fusepass.codegen.render.cuda.library import describe_cuda
 
         return describe_cuda(program, kernel, facts, general, rank)
-    from fusepass.codegen.render.cpu import describe_cpu
+    from fusepass.codegen.render.cpu.library import describe_cpu
     from fusepass.codegen.schedule_cpu import cpu_schedule
 
     return describe_cpu(kernel, cpu_schedule(kernel, program, facts, general=general > 0, rank=rank))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.device import DeviceFacts
@@ -17,7 +17,7 @@ from fusepass.codegen.schedule.flat import pointwise, transposing
 from fusepass.codegen.schedule.line_windows import along_lines
 from fusepass.codegen.schedule.multi_row import strips
 from fusepass.codegen.schedule.output_tile import output_tiles
-from fusepass.codegen.schedule.plan import Keep, Memory, Schedule
+from fusepass.codegen.schedule.plan import Keep, Memory, Ranked, Schedule
 from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.planes import planes
 from fusepass.codegen.schedule.row_pieces import in_row_pieces
@@ -32,49 +32,14 @@ _MAX_INT = 2**31 - 2**21  # room for the points past the end that a last block c
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """A schedule and the seconds that it takes by the cost model."""
-
-    plan: Schedule
-    seconds: float
-
-
-def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0) -> Schedule:
-    """A schedule for `kernel` of `program` on a CUDA device: the one that the rules choose, or another one of `ranking`.
-
-    `aligned` says that input buffers start at a multiple of 16 bytes; all others always do. Of a `rank` that the kernel does
-    not have the rules' one is meant.
-    Raises `ScheduleError` where the kernel has more points than one launch can count.
-    """
-    if rank:
-        ranked = ranking(kernel, program, facts, aligned=aligned)
-        return ranked[rank if rank < len(ranked) else 0].plan
-    found = _by_rule(kernel, program, facts, aligned)
-    return _finished(found.shape, found.plan)
-
-
-def ranking(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> tuple[Ranked, ...]:
-    """The schedules that `kernel` may have: the rules' one, then the others by the seconds that they take by the cost model.
-
-    Raises `ScheduleError` where the kernel has more points than one launch can count.
-    """
-    choice = _by_rule(kernel, program, facts, aligned)
-    shape, first = choice.shape, _finished(choice.shape, choice.plan)
-    others = (_finished(shape, each) for each in (*alternatives(shape, choice.plan, choice.together), *choice.others))
-    costs = Costs(shape)
-    found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
-    return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """What rules say of a kernel.
+class Choice:
+    """What a rule says of a kernel.
 
     Attributes:
-        shape: the kernel as they look at it.
-        plan: what they choose.
+        shape: the kernel as it looks at it.
+        plan: what it chooses.
         together: `rows_together`, where tiles are exchanged.
-        others: what they found besides.
+        others: what it found besides.
     """
 
     shape: Shape
@@ -83,49 +48,165 @@ class _Choice:
     others: Sequence[Schedule] = ()
 
 
-def _by_rule(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> _Choice:
-    if kernel.partials is not None and kernel.reduction_loops:
-        shape = shape_of(kernel, program, facts, aligned=aligned)
-        return _Choice(shape, in_row_pieces(shape, kernel.partials))
-    if kernel.partials is not None:
-        return _in_pieces(kernel, program, facts, aligned, kernel.partials.pieces.size)
-    columns = columns_of(kernel, program) if kernel.is_pointwise and kernel.row_count else ()
-    if columns:
-        tall = with_columns(kernel, program, columns)
-        shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
-        return _Choice(shape, transposing(shape, columns, together), together)
-    if kernel.scans:
-        return _Choice(*scan(kernel, program, facts, aligned=aligned))
+@dataclass(frozen=True)
+class Rule:
+    """How kernels of one kind are laid out.
+
+    Attributes:
+        name: unique.
+        takes: whether a kernel is of that kind, if no rule before says so.
+        choose: lays it out; the last argument says whether input buffers start at a multiple of 16 bytes.
+    """
+
+    name: str
+    takes: Callable[[Kernel, Program], bool]
+    choose: Callable[[Kernel, Program, DeviceFacts, bool], Choice]
+
+    def plan(self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True) -> Schedule:
+        """What it chooses.
+
+        Raises `ScheduleError` where the kernel has more points than one launch can count.
+        """
+        found = self.choose(kernel, program, facts, aligned)
+        return _finished(found.shape, found.plan)
+
+    def ranking(
+        self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+    ) -> tuple[Ranked[Schedule], ...]:
+        """What it chooses, then the alternatives by the seconds that they take by the cost model.
+
+        Raises `ScheduleError` where the kernel has more points than one launch can count.
+        """
+        choice = self.choose(kernel, program, facts, aligned)
+        shape, first = choice.shape, _finished(choice.shape, choice.plan)
+        others = (
+            _finished(shape, each) for each in (*alternatives(shape, choice.plan, choice.together), *choice.others)
+        )
+        costs = Costs(shape)
+        found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
+        return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
+
+
+def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0) -> Schedule:
+    """A schedule for `kernel` of `program` on a CUDA device: the one that its rule chooses, or another one of `ranking`.
+
+    `aligned` says that input buffers start at a multiple of 16 bytes; all others always do. Of a `rank` that the kernel does
+    not have the rule's one is meant.
+    Raises `ScheduleError` where the kernel has more points than one launch can count.
+    """
+    if rank:
+        ranked = ranking(kernel, program, facts, aligned=aligned)
+        return ranked[rank if rank < len(ranked) else 0].plan
+    return _rule_of(kernel, program).plan(kernel, program, facts, aligned=aligned)
+
+
+def ranking(
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+) -> tuple[Ranked[Schedule], ...]:
+    """The schedules that `kernel` may have: its rule's one, then the others by the seconds that they take by the cost model.
+
+    Raises `ScheduleError` where the kernel has more points than one launch can count.
+    """
+    return _rule_of(kernel, program).ranking(kernel, program, facts, aligned=aligned)
+
+
+def _rule_of(kernel: Kernel, program: Program) -> Rule:
+    return next(rule for rule in RULES if rule.takes(kernel, program))
+
+
+def _row_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    assert kernel.partials is not None
     shape = shape_of(kernel, program, facts, aligned=aligned)
-    if kernel.is_pointwise:
-        if has_deep_windows(kernel):
-            tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
-            return _Choice(shape, tiled or pointwise(shape))
-        along = along_lines(shape)
-        found: list[Schedule] = [*([along] if along else []), *(each for each, _ in output_tiles(shape))]
-        plan, *others = found or [pointwise(shape)]
-        return _Choice(shape, plan, others=others)
-    if kernel.team is not None and kernel.team.strip > 1:
-        side_by_side = strips(shape, kernel.team)
-        if side_by_side is not None:
-            return _Choice(shape, side_by_side)
-        return _by_rule(replace(kernel, team=None), program, facts, aligned)  # operands begin anywhere
-    if kernel.team is not None:
-        return _Choice(shape, team(shape, kernel.team))
-    if kernel.cluster > 1:
-        return _Choice(shape, cluster(shape, kernel.cluster))
-    return _Choice(shape, outer(shape) if prefers_rows(shape) else inner(shape))
+    return Choice(shape, in_row_pieces(shape, kernel.partials))
 
 
-def _in_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, pieces: int) -> _Choice:
-    """What is reduced over positions is so in output tiles, of which an image has so many."""
+def _image_pieces(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    """What is reduced over positions is so in output tiles, of which an image has as many as pieces were planned."""
+    assert kernel.partials is not None
+    pieces = kernel.partials.pieces.size
     shape = shape_of(kernel, program, facts, aligned=aligned)
     # Tiles of inputs that begin anywhere may be larger.
     found = output_tiles(shape, pieces=pieces) or output_tiles(shape, pieces=pieces, least=1)
     if not found:
         raise ScheduleError(f"{kernel.name} was made for {pieces} pieces, and has others here")
     plan, *others = [each for each, _ in found]
-    return _Choice(shape, plan, others=others)
+    return Choice(shape, plan, others=others)
+
+
+def _is_transposed(kernel: Kernel, program: Program) -> bool:
+    return kernel.is_pointwise and kernel.row_count > 0 and bool(columns_of(kernel, program))
+
+
+def _transposed(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    columns = columns_of(kernel, program)
+    tall = with_columns(kernel, program, columns)
+    shape, together = Shape(tall, program, facts, aligned), rows_together(tall, program)
+    return Choice(shape, transposing(shape, columns, together), together)
+
+
+def _scan(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    return Choice(*scan(kernel, program, facts, aligned=aligned))
+
+
+def _deep_windows(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    tiled = deep(kernel, program, facts, aligned=aligned) or planes(kernel, program, facts, aligned=aligned)
+    return Choice(shape, tiled or pointwise(shape))
+
+
+def _pointwise(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    """In output tiles if there are windows that overlap."""
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    along = along_lines(shape)
+    found: list[Schedule] = [*([along] if along else []), *(each for each, _ in output_tiles(shape))]
+    plan, *others = found or [pointwise(shape)]
+    return Choice(shape, plan, others=others)
+
+
+def _strips(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    assert kernel.team is not None
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    side_by_side = strips(shape, kernel.team)
+    if side_by_side is not None:
+        return Choice(shape, side_by_side)
+    alone = replace(kernel, team=None)  # operands begin anywhere
+    return _rule_of(alone, program).choose(alone, program, facts, aligned)
+
+
+def _team(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    assert kernel.team is not None
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    return Choice(shape, team(shape, kernel.team))
+
+
+def _cluster(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    return Choice(shape, cluster(shape, kernel.cluster))
+
+
+def _rows(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
+    """Along the rows or along the columns."""
+    shape = shape_of(kernel, program, facts, aligned=aligned)
+    return Choice(shape, outer(shape) if prefers_rows(shape) else inner(shape))
+
+
+SCAN = Rule("scan", lambda kernel, program: bool(kernel.scans), _scan)
+STRIPS = Rule("strips", lambda kernel, program: kernel.team is not None and kernel.team.strip > 1, _strips)
+TEAM = Rule("team", lambda kernel, program: kernel.team is not None, _team)
+
+RULES = (
+    Rule("pieces of images", lambda kernel, program: bool(kernel.partials) and kernel.is_pointwise, _image_pieces),
+    Rule("pieces of rows", lambda kernel, program: bool(kernel.partials), _row_pieces),
+    Rule("transposed", _is_transposed, _transposed),
+    SCAN,
+    Rule("deep windows", lambda kernel, program: kernel.is_pointwise and has_deep_windows(kernel), _deep_windows),
+    Rule("pointwise", lambda kernel, program: kernel.is_pointwise, _pointwise),
+    STRIPS,
+    TEAM,
+    Rule("cluster", lambda kernel, program: kernel.cluster > 1, _cluster),
+    Rule("rows", lambda kernel, program: True, _rows),
+)
+"""Of memory-bound kernels; the first one that takes a kernel lays it out."""
 
 
 def _finished(shape: Shape, plan: Schedule) -> Schedule:

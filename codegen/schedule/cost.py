@@ -9,7 +9,6 @@ the mean. What matters is their order.
 from __future__ import annotations
 
 from functools import cached_property
-from math import log2
 
 from fusepass.codegen.device import RESERVED
 from fusepass.codegen.ir.dataflow import Dataflow, phases
@@ -19,10 +18,6 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import alignment
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import Cluster, TeamPart
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil
 
 _LAUNCH = 2.5e-6  # seconds
@@ -75,10 +70,10 @@ class Costs:
         """Blocks that stand on a multiprocessor at once."""
         shape, facts, held = self.shape, self.shape.facts, plan.unroll * plan.width
         loaded = sum(max(access.nbytes, 4) // 4 for access in self.loads)
-        keep = _keep(plan)
+        keep = plan.keep
         words = shape.kept_words if keep.in_registers else loaded
         taken = ceil(held * shape.kept_bytes, 4) if keep is Keep.PACKED else held * max(words, 1)
-        if _covered(plan):
+        if plan.covered:
             taken = ceil(held * sum(access.nbytes for access in self.loads), 4)
         registers = min(_PLAIN_REGISTERS + taken, 255)
         if plan.resident:
@@ -93,45 +88,31 @@ class Costs:
         shape = self.shape
         kernel, program = shape.kernel, shape.program
         read = sum(program.buffer(access.buffer).nbytes * _waste(plan, access) for access in self.loads)
-        read *= _COVERED if _covered(plan) else 1.0
+        read *= _COVERED if plan.covered else 1.0
         small = sum(program.buffer(name).nbytes for name in kernel.reads - {access.buffer for access in self.loads})
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
-        if isinstance(plan, Columns) and not plan.overlap and not plan.exchanges and self._begins_anywhere:
+        if plan.tears and self._begins_anywhere:
             written *= 1 + _PARTS
-        again = self._phases(plan) - 1 if _keep(plan) is Keep.NOTHING and kernel.reduction_loops else 0
+        again = self._phases(plan) - 1 if plan.keep is Keep.NOTHING and kernel.reduction_loops else 0
         at_once = min(plan.blocks, resident * shape.facts.multiprocessors) / plan.blocks * read
         share = _CACHED if min(read, 2 * at_once) < shape.facts.l2_bytes else 1.0
-        if isinstance(plan, Columns):
-            read *= 1 + plan.overlap / (plan.lanes * plan.width) * _CACHED
-        spread = 1 + _SPREAD * log2(plan.unroll) if isinstance(plan, Pointwise) and not plan.apart else 1.0
-        return (read * (1 + again * share) + small + written) * spread
+        read *= 1 + plan.shared_rows * _CACHED
+        return (read * (1 + again * share) + small + written) * (1 + _SPREAD * plan.spread)
 
     def _instructions(self, plan: Schedule) -> float:
         """Of all threads: for each element, and for each thread of a row to find its place and to merge what it has."""
-        shape, inner = self.shape, isinstance(plan, Rows)
-        each = self._kept_work if _keep(plan) is not Keep.NOTHING else self._plain_work
+        shape, merging = self.shape, plan.merging
+        each = self._kept_work if plan.keep is not Keep.NOTHING else self._plain_work
         each += (len(self.loads) + len(shape.kernel.stores)) * _ACCESS / plan.width
-        inside = log2(min(plan.lanes, 32)) if inner else 0.0
-        together = plan.lanes > 32 if inner else plan.groups > 1
-        merging = len(self._kernel(plan).reductions) * (inside * _MERGE + together * _MEET)
-        rows = plan.width if isinstance(plan, Columns) else 1
+        merged = len(self._kernel(plan).reductions) * (merging.steps * _MERGE + merging.warps * _MEET)
         threads = plan.blocks * plan.threads * self._rows_of_block(plan)
-        own = plan.own_rows if isinstance(plan, Columns | Transposed) else plan.lanes * plan.width
-        again = plan.lanes * plan.width / own
-        return shape.rows * max(shape.cols, 1) * each * again + threads * (_PLACE + merging * rows)
+        again = plan.lanes * plan.width / plan.own_rows
+        return shape.rows * max(shape.cols, 1) * each * again + threads * (_PLACE + merged * merging.states)
 
     def _waiting(self, plan: Schedule) -> float:
         """Seconds of one block that has a multiprocessor's memory to itself."""
-        match plan:
-            case Rows():
-                members = plan.split.members if isinstance(plan.split, TeamPart | Cluster) else 1
-                vectors = ceil(plan.vectors(self.shape.cols), plan.lanes * members)
-            case Columns():
-                vectors = ceil(self.shape.cols, plan.groups)
-            case _:
-                vectors = plan.unroll
-        steps, phases = max(vectors / plan.unroll, 1.0), self._phases(plan)
-        keep, buffered = _keep(plan), isinstance(plan, Rows | Columns) and plan.buffer is not None
+        steps, phases = max(plan.vectors_of_thread(self.shape.cols) / plan.unroll, 1.0), self._phases(plan)
+        keep, buffered = plan.keep, plan.buffer is not None
         loading = 1 if keep is not Keep.NOTHING else phases
         # Half is under way before.
         seconds = loading * steps * _LOAD * (0.5 if keep is Keep.FETCHED or buffered else 1.0)
@@ -140,7 +121,7 @@ class Costs:
 
     def _rows_of_block(self, plan: Schedule) -> int:
         """That it takes one after another."""
-        if not isinstance(plan, Rows | Columns) or (plan.team is None and plan.keep is not Keep.FETCHED):
+        if plan.team is None and plan.keep is not Keep.FETCHED:
             return 1
         return ceil(self.shape.rows * (plan.team.members if plan.team else 1), plan.blocks)
 
@@ -149,7 +130,7 @@ class Costs:
         return len(kernel.reduction_loops) + kernel.ends_per_element
 
     def _kernel(self, plan: Schedule) -> Kernel:
-        return self._kept if _keep(plan) is not Keep.NOTHING else self.shape.kernel
+        return self._kept if plan.keep is not Keep.NOTHING else self.shape.kernel
 
     @cached_property
     def _begins_anywhere(self) -> bool:
@@ -185,14 +166,6 @@ def _work(kernel: Kernel, *, keeps: bool) -> float:
     return total
 
 
-def _keep(plan: Schedule) -> Keep:
-    return plan.keep if isinstance(plan, Rows | Columns) else Keep.NOTHING
-
-
-def _covered(plan: Schedule) -> bool:
-    return isinstance(plan, Transposed) and plan.covered
-
-
 def _iterations(plan: Schedule, resident: int, multiprocessors: int) -> float:
     """How often a multiprocessor has its places filled; what comes last is not shared evenly."""
     iterations = plan.blocks / (resident * multiprocessors)
@@ -201,7 +174,7 @@ def _iterations(plan: Schedule, resident: int, multiprocessors: int) -> float:
 
 def _waste(plan: Schedule, access: Access) -> float:
     """How many times its bytes memory seems to move for a load, as the pieces that neighbouring threads read are short."""
-    if not isinstance(plan, Rows | Columns):
+    if not plan.reads_runs:
         return 1.0
     lines = LINE / (plan.lanes * plan.width * access.nbytes)
     return 1 + _SHORT * lines**2

@@ -12,9 +12,7 @@ from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE, output_tiles, patches_of_image
 from fusepass.codegen.schedule.output_tile_work import SHARP, instructions
 from fusepass.codegen.schedule.plan import Keep
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
-from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import shape_of
 
 _LAUNCH = 3e-6  # seconds of a small kernel that merges what pieces gave
@@ -63,7 +61,7 @@ def seconds_with_windows(program: Program, kernel: Kernel, facts: DeviceFacts) -
         [value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops
     ]
     plan = schedule(kernel, program, facts) if reduction_loops else None
-    stays = isinstance(plan, Rows | Columns) and plan.keep is not Keep.NOTHING
+    stays = plan is not None and plan.keep is not Keep.NOTHING
     iterations = [sum(reduction_loops, values)] if stays else [each for each in (*reduction_loops, values) if each]
     seconds = _LAUNCH
     for number, iteration in enumerate(iterations):

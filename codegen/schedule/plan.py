@@ -16,7 +16,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
+
+from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, TeamPart
+
+P = TypeVar("P", covariant=True)
+
+
+@dataclass(frozen=True)
+class Ranked(Generic[P]):
+    """A plan and the seconds that it takes by estimate."""
+
+    plan: P
+    seconds: float
 
 
 class Keep(enum.Enum):
@@ -58,6 +70,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Merging:
+    """How threads merge the states of reductions.
+
+    Attributes:
+        steps: in which lanes of a warp do so.
+        warps: whether warps meet for it.
+        states: of a thread, for each reduction.
+    """
+
+    steps: float = 0.0
+    warps: bool = False
+    states: int = 1
+
+
+@dataclass(frozen=True)
 class Schedule:
     """What all walks have.
 
@@ -87,6 +114,79 @@ class Schedule:
     @property
     def threads(self) -> int:
         return self.lanes * self.groups
+
+    # ---- what few walks have: a field or a property of theirs
+
+    @property
+    def keep(self) -> Keep:
+        """Where a row's values stay between phases."""
+        return Keep.NOTHING
+
+    @property
+    def team(self) -> TeamPart | None:
+        """Blocks that share rows."""
+        return None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Blocks that share a row, and each other's shared memory."""
+        return None
+
+    @property
+    def buffer(self) -> CircularBuffer | None:
+        """What the vectors of a team's rows pass through."""
+        return self.team.buffer if self.team else None
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether results leave through shared memory."""
+        return False
+
+    @property
+    def overlap(self) -> int:
+        """Rows of a block that the next one has, too."""
+        return 0
+
+    @property
+    def own_rows(self) -> int:
+        """Elements along the vectors from one block's first to the next one's."""
+        return self.lanes * self.width - self.overlap
+
+    # ---- what the cost model asks
+
+    def vectors_of_thread(self, cols: int) -> int:
+        """That a thread loads of a row of so many columns, or of all that it has."""
+        return self.unroll
+
+    @property
+    def merging(self) -> Merging:
+        """How threads merge what they reduced."""
+        return Merging(warps=self.groups > 1)
+
+    @property
+    def reads_runs(self) -> bool:
+        """Whether neighbouring threads read pieces of rows or of columns, which may be shorter than cache lines."""
+        return False
+
+    @property
+    def tears(self) -> bool:
+        """Whether each block stores what it has of results that may begin anywhere, so that two write parts of a sector."""
+        return False
+
+    @property
+    def shared_rows(self) -> float:
+        """What blocks read that others read as well, as a part of all."""
+        return 0.0
+
+    @property
+    def spread(self) -> float:
+        """How many times the distance of a thread's vectors was doubled."""
+        return 0.0
+
+    @property
+    def covered(self) -> bool:
+        """Whether aligned vectors bring what begins anywhere."""
+        return False
 
     def shape(self) -> str:
         """What a block and its threads have, for reports."""

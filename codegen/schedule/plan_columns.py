@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
+from fusepass.codegen.schedule.plan import Keep, Merging, Schedule
+from fusepass.codegen.schedule.plan_team import TeamPart
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,24 @@ class Columns(Schedule):
     team: TeamPart | None = None
     span: int = 1
 
-    @property
-    def buffer(self) -> CircularBuffer | None:
-        return self.team.buffer if self.team else None
+    def vectors_of_thread(self, cols: int) -> int:
+        return -(-cols // self.groups)
 
     @property
-    def own_rows(self) -> int:
-        """Rows from one block's first to the next one's."""
-        return self.lanes * self.width - self.overlap
+    def merging(self) -> Merging:
+        return Merging(warps=self.groups > 1, states=self.width)
+
+    @property
+    def reads_runs(self) -> bool:
+        return True
+
+    @property
+    def tears(self) -> bool:
+        return not self.overlap and not self.exchanges
+
+    @property
+    def shared_rows(self) -> float:
+        return self.overlap / (self.lanes * self.width)
 
     @property
     def strip(self) -> int:

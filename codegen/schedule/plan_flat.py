@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 from typing import ClassVar
 
 from fusepass.codegen.ir.index import Axis
@@ -22,6 +23,10 @@ class Pointwise(Schedule):
 
     ragged: bool = False
     apart: int = 0
+
+    @property
+    def spread(self) -> float:
+        return 0.0 if self.apart else log2(self.unroll)
 
     def shape(self) -> str:
         shape = f"{self.unroll} per thread, {self.threads} threads"
@@ -54,11 +59,6 @@ class Transposed(Schedule):
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a block."""
         return self.lanes * self.width, self.groups * self.unroll
-
-    @property
-    def own_rows(self) -> int:
-        """Rows from one block's first to the next one's."""
-        return self.lanes * self.width - self.overlap
 
     @property
     def turned(self) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log2
 from typing import ClassVar
 
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan import Keep, Merging, Schedule
+from fusepass.codegen.schedule.plan_team import Cluster, Pieces, TeamPart
 
 _LINE = 8  # vectors of 16 bytes in a cache line
 
@@ -74,10 +75,6 @@ class Rows(Schedule):
         return self.split if isinstance(self.split, Pieces) else None
 
     @property
-    def buffer(self) -> CircularBuffer | None:
-        return self.team.buffer if self.team else None
-
-    @property
     def run(self) -> int:
         """Columns that lie together in memory, of which each run begins anywhere; 0 where all of a row do."""
         return self.start.run if self.start else 0
@@ -127,6 +124,18 @@ class Rows(Schedule):
     def overhangs(self) -> bool:
         """Whether rows begin anywhere, and the vectors at both ends have elements of other rows, too."""
         return self.start is not None and not self.ends_apart
+
+    def vectors_of_thread(self, cols: int) -> int:
+        members = self.split.members if isinstance(self.split, TeamPart | Cluster) else 1
+        return -(-self.vectors(cols) // (self.lanes * members))
+
+    @property
+    def merging(self) -> Merging:
+        return Merging(log2(min(self.lanes, 32)), warps=self.lanes > 32)
+
+    @property
+    def reads_runs(self) -> bool:
+        return True
 
     @property
     def iterations(self) -> int:

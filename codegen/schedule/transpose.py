@@ -70,8 +70,7 @@ def exchange_tile(
     vector = plan.width if whole else 1
     width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
     rows_lie = transposing.load is not None and not guard and usable and start_of(index, across) is not None
-    covered = isinstance(plan, Transposed) and plan.covered
-    if covered and rows_lie and width < widest and tile[1] % widest == 0:
+    if plan.covered and rows_lie and width < widest and tile[1] % widest == 0:
         return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covered=True)
     return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
 

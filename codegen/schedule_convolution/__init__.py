@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -15,9 +16,42 @@ from fusepass.codegen.schedule_convolution.register_stationary import PairsSched
 from fusepass.codegen.schedule_convolution.register_stationary_search import fits_held, register_stationary_schedule
 from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule, shared_stationary_schedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of, unaligned
+from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of
 
 ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | PairsSchedule | SparseSchedule
+
+
+@dataclass(frozen=True)
+class Way:
+    """How convolutions of one kind are laid out.
+
+    Attributes:
+        name: unique.
+        takes: whether an anchor is of that kind, if no way before says so.
+        best: the schedule with the least work that fits a multiprocessor; None where none fits.
+    """
+
+    name: str
+    takes: Callable[[Convolution], bool]
+    best: Callable[[Kernel, Program, DeviceFacts], ConvolutionSchedule | None]
+
+    def plan(
+        self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+    ) -> ConvolutionSchedule | None:
+        """See `schedule_convolution`."""
+        if not any(phase.taps for phase in phases_of(kernel, program)):
+            return None
+        plan = self.best(kernel, program, facts)
+        return plan if aligned or plan is None else plan.unaligned(kernel, program)
+
+
+REGISTER_STATIONARY = Way("register-stationary", lambda anchor: anchor.held, register_stationary_schedule)
+CHUNKS = Way("chunks", lambda anchor: anchor.halves is not None, chunk_schedule)
+SHARED_STATIONARY = Way("shared-stationary", lambda anchor: anchor.packed is None, shared_stationary_schedule)
+MULTISTAGE = Way("multistage", lambda anchor: True, multistage_schedule)
+
+WAYS = (REGISTER_STATIONARY, CHUNKS, SHARED_STATIONARY, MULTISTAGE)
+"""The first one that takes an anchor lays its kernel out."""
 
 
 def schedule_convolution(
@@ -27,21 +61,8 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    plan: SharedStationarySchedule | MultistageSchedule | PairsSchedule | SparseSchedule | None
-    if not any(phase.taps for phase in phases_of(kernel, program)):
-        return None
-    if anchor_of(kernel).held:
-        plan = register_stationary_schedule(kernel, program, facts)
-    elif anchor_of(kernel).halves is not None:
-        places = chunk_schedule(kernel, program, facts)
-        if aligned or places is None or places.source is None:
-            return places
-        return replace(places, source=unaligned(places.source, kernel, program))
-    elif anchor_of(kernel).packed is None:
-        plan = shared_stationary_schedule(kernel, program, facts)
-    else:
-        plan = multistage_schedule(kernel, program, facts)
-    return plan if aligned or plan is None else replace(plan, on=unaligned(plan.on, kernel, program))
+    way = next(way for way in WAYS if way.takes(anchor_of(kernel)))
+    return way.plan(kernel, program, facts, aligned=aligned)
 
 
 def warps_together(facts: DeviceFacts) -> int:
@@ -55,13 +76,7 @@ def piece_count(kernel: Kernel, plan: ConvolutionSchedule) -> int:
     Blocks, or teams of warps, take every so-manieth tile. Where there are more of them than tiles of a sample, each tile is a piece.
     """
     assert kernel.partials is not None
-    groups = takers(plan)
-    return min(groups, prod(plan.on.tiles)) if kernel.partials.per_sample else groups
-
-
-def takers(plan: ConvolutionSchedule) -> int:
-    """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
-    return plan.blocks // plan.channel_blocks * (plan.teams if isinstance(plan, ChunkSchedule) else 1)
+    return min(plan.takers, prod(plan.on.tiles)) if kernel.partials.per_sample else plan.takers
 
 
 def pieces_on(program: Program, kernel: Kernel, facts: DeviceFacts) -> int | None:

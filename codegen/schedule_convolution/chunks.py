@@ -10,7 +10,7 @@ everywhere in a plane of the tile. Where they are all of one row, they share one
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
@@ -18,8 +18,8 @@ from fusepass.codegen.ir.convolution import HALVES, ROWS, Phase, parts_apart
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import ReductionResult
-from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles, unaligned
 
 BLOCK = 16  # neighbouring positions that lie in one piece
 TOGETHER = 8  # such blocks that four warps multiply at once, 64 positions and 64 more
@@ -50,6 +50,13 @@ class ChunkSchedule(HalvedLaunch):
     vector: int
     buffers: int
     source: Tiles | None
+
+    @property
+    def takers(self) -> int:
+        return super().takers * self.teams
+
+    def unaligned(self, kernel: Kernel, program: Program) -> ChunkSchedule:
+        return self if self.source is None else replace(self, source=unaligned(self.source, kernel, program))
 
     @property
     def run(self) -> int:

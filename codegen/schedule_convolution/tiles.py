@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import ROWS, Convolution, Phase
@@ -124,6 +124,15 @@ class Launch:
     @property
     def threads(self) -> int:
         return self.on.threads
+
+    @property
+    def takers(self) -> int:
+        """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
+        return self.blocks // self.channel_blocks
+
+    def unaligned(self, kernel: Kernel, program: Program) -> Self:
+        """The same where inputs of the program may start anywhere."""
+        return replace(self, on=unaligned(self.on, kernel, program))
 
 
 @dataclass(frozen=True)

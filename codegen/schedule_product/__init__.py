@@ -202,8 +202,8 @@ def _candidate(
 ) -> ProductSchedule | None:
     product = _product(kernel)
     pieces, batch, rows, columns = kernel.matrix
-    left = _access(program, product, product.left, batch, rows, aligned)
-    right = _access(program, product, product.right, batch, columns, aligned)
+    left = access_of(program, product, product.left, batch, rows, aligned)
+    right = access_of(program, product, product.right, batch, columns, aligned)
     if not tiling.serves(product, left, right) or (tiling.groups and not facts.warp_groups):
         return None
     if kernel.cols and not _holds_columns(kernel, tiling):
@@ -239,7 +239,7 @@ def _candidate(
     )
 
 
-def _access(program: Program, product: Product, operand: Operand, batch: int, rows: int, aligned: bool) -> Access:
+def access_of(program: Program, product: Product, operand: Operand, batch: int, rows: int, aligned: bool) -> Access:
     """The widest copies for which strides prove the alignment."""
     along, across = parts_of(operand.inner, product.inner), parts_of(operand.row, rows)
     inner_first = along[-1][1] == 1 and (across[-1][1] != 1 or product.inner >= rows)

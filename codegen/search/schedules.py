@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule import ranking
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.source import Target
 
@@ -44,7 +43,7 @@ def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Sc
     every = [_moved(program, kernel) for kernel in program.kernels]
     most = max(every, default=0)
     for number, (kernel, moved) in enumerate(zip(program.kernels, every, strict=True)):
-        if kernel.anchor is not None or kernel.row_count * max(kernel.col_count, 1) == 0:
+        if kernel.row_count * max(kernel.col_count, 1) == 0 or _is_settled(kernel, program, facts):
             continue
         if moved < _LEAST_SHARE * most or (effort != "max" and moved < _LEAST_SECONDS[facts.target] * facts.bandwidth):
             continue
@@ -54,9 +53,20 @@ def _schedules(program: Program, facts: DeviceFacts, effort: str) -> Iterator[Sc
                 yield ScheduleCandidate(ScheduleOverrides(number, rank), seconds - first)
 
 
+def _is_settled(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+    """Whether the search for an anchor has said all: no registered family competes for its kernel."""
+    if kernel.anchor is None or facts.target is not Target.CUDA:
+        return kernel.anchor is not None
+    from fusepass.codegen.render.cuda.families import taking
+
+    return len(taking(kernel, program)) == 1
+
+
 def _estimates(kernel: Kernel, program: Program, facts: DeviceFacts) -> list[float]:
     """Seconds of the schedules that `kernel` may have, by the cost model, in the order of their ranks."""
     if facts.target is Target.CUDA:
+        from fusepass.codegen.render.cuda.families import ranking
+
         return [each.seconds for each in ranking(kernel, program, facts)]
     from fusepass.codegen.schedule_cpu import cpu_ranking
 

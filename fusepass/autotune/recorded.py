@@ -31,6 +31,7 @@ from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import is_as_shipped
 from fusepass.codegen.outlines import outline_data, outline_of, source_data, source_of
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.render.cuda.family import registered
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.search.space import CandidateSpec, library_rounds
 from fusepass.config import current
@@ -104,7 +105,7 @@ def _key(work: Work, facts: DeviceFacts) -> str | None:
     config, graph = current(), work.graph.graph
     targets = {node.target for node in graph.nodes if node.op == "call_function"} - {operator.getitem}
     known = work.anew is not None and all(isinstance(target, OpOverload) for target in targets)
-    if config.debug or config.dump is not None or not known or not is_as_shipped(targets):
+    if config.debug or config.dump is not None or not known or not is_as_shipped(targets) or registered():
         return None
     return records.key_of(
         {

@@ -12,7 +12,7 @@ from fusepass.codegen import toolchain
 from fusepass.codegen.build import build, load
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.render.cpu import render_cpu
+from fusepass.codegen.render.cpu.library import render_cpu
 from fusepass.codegen.source import Source, Target
 from tests.support.interpret import poisoned
 from tests.support.numpy_ops import Array

@@ -14,7 +14,7 @@ import fusepass.codegen
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.machine import ARCHITECTURES, Machine, machine_of
-from fusepass.codegen.render.cuda.headers import Plan
+from fusepass.codegen.render.cuda.families import SHIPPED
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_rows import Rows, Staged, Start
@@ -45,7 +45,11 @@ PLANS = [*_below(Schedule), *_below(Launch), ProductSchedule, CpuSchedule]
 
 
 def test_what_is_rendered_is_a_plan() -> None:
-    assert {*get_args(Plan)} - {Schedule} <= {*PLANS}
+    """Of each family that ships."""
+    assert len(SHIPPED) == len({family.name for family in SHIPPED})
+    for family in SHIPPED:
+        hint = get_type_hints(type(family).plan)["return"]
+        assert {*get_args(hint)} - {type(None)} <= {*PLANS} if get_args(hint) else hint is Schedule
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.__name__)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
+from examples.small_products import SmallProducts
 from fusepass.autotune import candidates, recorded, tune
 from fusepass.capture.trace import Captured, capture
 from fusepass.codegen import cache, cache_archive, cache_limit, choices, generate, key
@@ -23,6 +24,7 @@ from fusepass.codegen.generate import TEAMS
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.lower import lower
+from fusepass.codegen.render.cuda.family import register, unregister
 from fusepass.codegen.search.space import GENERATED
 from fusepass.compile import pipeline
 from fusepass.config import override
@@ -153,6 +155,11 @@ def test_nothing_is_kept_of_what_cannot_be_told_or_is_to_be_seen(
         tanh = registry._HANDLERS[torch.ops.aten.tanh.default]
         patch.setitem(registry._HANDLERS, torch.ops.aten.tanh.default, lambda call, x: tanh(call, x))
         assert key_of(Chain(), x) is None  # what a user has registered is not in the package's files
+    register(SmallProducts())
+    try:
+        assert key_of(Chain(), x) is None
+    finally:
+        unregister(SmallProducts.name)
     assert key_of(Chain(), x) is not None
 
 

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cuda.contraction.convolution.multistage import multistage_text
-from fusepass.codegen.render.cuda.contraction.convolution.register_stationary_pairs import PairsWriter
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import chunk_text
-from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import shared_stationary_text
-from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
-from fusepass.codegen.render.cuda.contraction.product.kernel import product_body
-from fusepass.codegen.render.cuda.headers import INDIRECT, Plan, headers_of
-from fusepass.codegen.render.cuda.rows.circular_buffer import CircularBufferWriter
-from fusepass.codegen.render.cuda.rows.multi_row import MultiRowWriter
-from fusepass.codegen.render.cuda.rows.scan import ScanWriter
-from fusepass.codegen.render.cuda.rows.together import TogetherWriter
-from fusepass.codegen.render.cuda.walk.coordinates import LAUNCHED, Grid, framed
-from fusepass.codegen.render.cuda.walk.kernel import KernelWriter
+from fusepass.codegen.render.cuda.families import laid
+from fusepass.codegen.render.cuda.family import Family, Place, Plan
+from fusepass.codegen.render.cuda.headers import INDIRECT, headers_of
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, braces
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, braces
 from fusepass.codegen.render.template import fill
-from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
-from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule, schedule_convolution
-from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
-from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
-from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_general import Generality, generalised
-from fusepass.codegen.schedule_product import ProductSchedule, schedule_product
+from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
-from fusepass.errors import ScheduleError
 
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
 
@@ -94,20 +73,20 @@ def render_cuda(
     names = Identifiers()
     entry = names.exact(f"run_{program.name}")
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
-    kernels, launches, plans = [], list[str](), list[Plan]()
-    ranks = {kernel.name: overrides.rank_of(number) for number, kernel in enumerate(program.kernels)}
-    launched = [kernel for kernel in program.kernels if not is_empty(kernel)]
-    for number, kernel in enumerate(launched):
-        plan = _plan(kernel, program, facts, aligned, general, ranks[kernel.name])
-        if kernel.team is not None and isinstance(plan, Rows | Columns) and plan.team is None:  # each block for itself
-            launched[number] = kernel = replace(kernel, team=None)
-        plans.append(plan)
+    kernels, launches, launched = [], list[str](), list[tuple[Family[Any], Kernel, Plan]]()
+    for number, given in enumerate(program.kernels):
+        if is_empty(given):
+            continue
+        family, plan = _laid(given, program, facts, aligned, general, overrides.rank_of(number))
+        kernel = family.laid_out(given, plan)
+        launched.append((family, kernel, plan))
         name = names.exact(kernel.name)
         once = stored_once(kernel, program, pointers, names, "blockIdx.x == 0 && threadIdx.x == 0")
-        alone = _kernel_text(kernel, name, program, plan, pointers, names.copy())
+        place = Place(program, pointers, names.copy())
+        alone = _kernel_text(kernel, name, family, plan, place, described=not general)
         kernels.append(replace(alone, body=(*once, *alone.body)))
-        launches += _launch(kernel, name, program, plan, pointers, names.copy())
-    zeroed = sum(kernel.team is not None for kernel in launched)
+        launches += _launch(kernel, name, program, plan, family.cluster(plan), pointers, names.copy())
+    zeroed = sum(kernel.team is not None for _, kernel, _ in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
         replay = _ReplayText(
@@ -117,9 +96,9 @@ def render_cuda(
             where=names.exact("where"),
             pointers=tuple(pointers.values()),
             launches=len(launched) + zeroed,
-            arguments=zeroed + sum(len(_touched(kernel, program)) for kernel in launched),
+            arguments=zeroed + sum(len(_touched(kernel, program)) for _, kernel, _ in launched),
         )
-    headers = headers_of(list(zip(launched, plans, strict=True)), replays=replay is not None)
+    headers = headers_of(launched, replays=replay is not None)
     library = _LibraryText(
         title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
         comment=_buffer_comments(program),
@@ -137,20 +116,11 @@ def render_cuda(
     return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
 
 
-def _plan(
-    kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality, rank: int = 0
-) -> Plan:
-    if kernel.anchor is None:
-        plan = schedule(kernel, program, facts, aligned=aligned, rank=rank)
-        return generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
-    fixed: Plan | None
-    if isinstance(kernel.anchor, Product):
-        fixed = schedule_product(kernel, program, facts, aligned=aligned)
-    else:
-        fixed = schedule_convolution(kernel, program, facts, aligned=aligned)
-    if fixed is None:
-        raise ScheduleError(f"{kernel.name} does not fit the shared memory of {facts.name}")
-    return fixed
+def _laid(
+    kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool, general: Generality, rank: int
+) -> tuple[Family[Any], Plan]:
+    family, plan = laid(kernel, program, facts, aligned=aligned, rank=rank)
+    return family, family.generalised(plan, kernel, coarse=general is Generality.COARSE) if general else plan
 
 
 def is_empty(kernel: Kernel) -> bool:
@@ -164,72 +134,23 @@ def describe_cuda(
     """One line about a launch for reports."""
     if is_empty(kernel):
         return "nothing to run"
-    return _summary(kernel, _plan(kernel, program, facts, True, general, rank))
-
-
-def _summary(kernel: Kernel, plan: Plan) -> str:
-    what = "rows reduced" if isinstance(plan, ProductSchedule) else "reduced over positions"
-    pieces = f", {what} in {kernel.partials.pieces.size} pieces" if kernel.partials else ""
-    if isinstance(plan, ProductSchedule):
-        return f"matrix product, {kernel.row_count} elements: {plan}{pieces}"
-    if isinstance(plan, ConvolutionSchedule):
-        return f"convolution, {kernel.row_count} elements: {plan}{pieces}"
-    shape = f"{kernel.row_count} rows" if kernel.reduction_loops else f"{kernel.row_count} elements"
-    cols = f" x {kernel.col_count} columns" if kernel.reduction_loops else ""
-    return f"{plan.walk}, {shape}{cols}: {plan}{pieces}"
+    family, plan = _laid(kernel, program, facts, True, general, rank)
+    return family.describe(kernel, plan)
 
 
 def _kernel_text(
-    kernel: Kernel,
-    name: str,
-    program: Program,
-    plan: Plan,
-    pointers: dict[str, str],
-    names: Identifiers,
+    kernel: Kernel, name: str, family: Family[Any], plan: Plan, place: Place, *, described: bool
 ) -> _KernelText:
     axes = [", ".join(f"{axis.name}:{axis.size}" for axis in group) for group in (kernel.rows, kernel.cols)]
     comment = [f"{name}: {', '.join(kernel.origin) or 'no operator'}"]
-    if not isinstance(plan, Schedule) or not plan.general:
+    if described:
         comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
-        comment.append(_summary(kernel, plan))
-    wide = isinstance(plan, Schedule) and plan.memory.wide
-    parameters = _parameters(kernel, program, pointers)
-    parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, "int64_t" if wide else "int"))
-    if isinstance(plan, ProductSchedule):
-        lines = product_body(kernel, program, plan, pointers, names)
-        if kernel.when is not None:
-            lines = (f"if ({pointers[kernel.when]}[0] == 0.0f) return;", *lines)
-        return _KernelText(name, (), tuple(comment), f"{plan.threads}, {plan.resident}", parameters, lines)
-    if isinstance(plan, ConvolutionSchedule):
-        if isinstance(plan, ChunkSchedule):
-            text = chunk_text(kernel, program, plan, pointers, names)
-        elif isinstance(plan, PairsSchedule):
-            text = PairsWriter(kernel, program, plan, pointers, names).write()
-        elif isinstance(plan, SparseSchedule):
-            text = SparseWriter(kernel, program, plan, pointers, names).write()
-        elif isinstance(plan, SharedStationarySchedule):
-            text = shared_stationary_text(kernel, program, plan, pointers, names)
-        else:
-            text = multistage_text(kernel, program, plan, pointers, names)
-        return _KernelText(name, text.tables, tuple(comment), f"{plan.threads}, {plan.resident}", parameters, text.body)
-    writer = ScanWriter if kernel.scans else KernelWriter
-    if isinstance(plan, Columns) and plan.buffer:
-        writer = MultiRowWriter
-    elif isinstance(plan, Rows) and plan.buffer:
-        writer = CircularBufferWriter if plan.buffer.together == 1 else TogetherWriter
-    grid = LAUNCHED if kernel.when is None else Grid(names.exact("number_of_block"), str(plan.blocks))
-    body = writer(framed(kernel, program, plan, pointers, names, grid)).write()
-    if kernel.when is not None:
-        body = _where_wanted(body, f"{pointers[kernel.when]}[0] == 0.0f", grid)
+        comment.append(family.describe(kernel, plan))
+    parameters = _parameters(kernel, place.program, place.pointers)
+    parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, family.index_type(plan)))
+    text = family.write(kernel, plan, place)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
-    return _KernelText(name, (), tuple(comment), bounds, parameters, tuple(body))
-
-
-def _where_wanted(body: list[str], idle: str, grid: Grid) -> list[str]:
-    """`body`, which is that of a block of `grid`, unless a kernel is `idle`: a few blocks, which do the work of all, find that out sooner."""
-    first, step = LAUNCHED.block, LAUNCHED.blocks
-    head = f"for (unsigned {grid.block} = {first}; {grid.block} < {grid.blocks}; {grid.block} += {step})"
-    return [f"if ({idle}) return;", *block(head, [*body, "__syncthreads();"])]
+    return _KernelText(name, text.tables, tuple(comment), bounds, parameters, text.body)
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
@@ -247,7 +168,13 @@ def _pointer_type(buffer: Buffer, kernel: Kernel) -> str:
 
 
 def _launch(
-    kernel: Kernel, name: str, program: Program, plan: Plan, pointers: dict[str, str], names: Identifiers
+    kernel: Kernel,
+    name: str,
+    program: Program,
+    plan: Plan,
+    cluster: int,
+    pointers: dict[str, str],
+    names: Identifiers,
 ) -> list[str]:
     arguments = [
         f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
@@ -262,8 +189,8 @@ def _launch(
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
         return braces([start, *passed, f"if ({error} != 0) return {error};"])
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
-    if isinstance(plan, Rows) and plan.cluster:
-        shape = f"{plan.cluster.members}, {blocks}, {plan.threads}, {plan.shared_bytes}"
+    if cluster > 1:
+        shape = f"{cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
         return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block, braces
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count, takers
+from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
@@ -280,7 +280,7 @@ class PositionStates(PartialStores):
         self.high = plan.high if isinstance(plan, MultistageSchedule) else 1
         self.iterations = plan.iterations if isinstance(plan, ChunkSchedule | RegisterStationarySchedule) else 1
         self.warp_channels = self.iterations * plan.rows * ROWS
-        self.stride, self.teams = takers(plan), plan.teams if isinstance(plan, ChunkSchedule) else 1
+        self.stride, self.teams = plan.takers, plan.teams if isinstance(plan, ChunkSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
         if self.partials.pieces.size != piece_count(kernel, plan):
             raise ScheduleError(f"{kernel.name} was made for {self.partials.pieces.size} pieces, and has others here")

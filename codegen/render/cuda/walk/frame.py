@@ -23,7 +23,7 @@ from fusepass.codegen.render.cuda.walk.tile import Arranged, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Constant, Identifiers, block
-from fusepass.codegen.schedule.plan import Keep, Schedule
+from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
@@ -99,10 +99,10 @@ class Frame:
         self.program, self.schedule, self.pointers, self.names = program, schedule, pointers, names
         # What only some schedules have: threads along rows, where a row's values stay, the members of a team, and blocks that overlap.
         self.in_rows = schedule if isinstance(schedule, Rows) else None
-        self.keep = schedule.keep if isinstance(schedule, Rows | Columns) else Keep.NOTHING
-        self.of_block = schedule.team if isinstance(schedule, Rows | Columns) else None
-        self.overlap = schedule.overlap if isinstance(schedule, Columns | Transposed) else 0
-        self.own_rows = schedule.lanes * schedule.width - self.overlap
+        self.keep = schedule.keep
+        self.of_block = schedule.team
+        self.overlap = schedule.overlap
+        self.own_rows = schedule.own_rows
         self.start = schedule.start if isinstance(schedule, Rows) else None
         self.overhangs = isinstance(schedule, Rows) and schedule.overhangs
         self.ends_apart = isinstance(schedule, Rows) and schedule.ends_apart

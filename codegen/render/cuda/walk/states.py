@@ -82,7 +82,7 @@ def _length(frame: Frame, reduction: Reduction) -> str:
     if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
         return ""
     threads = plan.groups if isinstance(plan, Columns) else plan.lanes * plan.width
-    threads *= plan.cluster.members if isinstance(plan, Rows) and plan.cluster else 1
+    threads *= plan.cluster.members if plan.cluster else 1
     if plan.general or frame.kernel.col_count > 2 * _MANY * threads:
         return "Long"
     return "Paired" if frame.kernel.col_count > _MANY * threads else ""

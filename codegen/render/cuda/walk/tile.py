@@ -61,7 +61,7 @@ def arrange(kernel: Kernel, program: Program, schedule: Schedule) -> Arranged:
     kernel = flatten(kernel, builder)
     if start and start.run:
         kernel = in_runs(kernel, start.run, builder)
-    stays = isinstance(schedule, Rows | Columns) and schedule.keep is not Keep.NOTHING
+    stays = schedule.keep is not Keep.NOTHING
     if stays and kernel.team is None:  # a team meets once for each reduction loop
         kernel = shares_of_sums(split_statistics(kernel, builder), program, builder)
     row = kernel.rows[0] if kernel.rows else None

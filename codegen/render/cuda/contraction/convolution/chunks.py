@@ -9,16 +9,16 @@ from dataclasses import replace
 from math import prod
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunk_products import ProductsWriter
 from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, plus, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import C_TYPES, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
     TOGETHER,
@@ -33,10 +33,8 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 class ChunkWriter(ProductsWriter):
     """Lines of such a kernel whose halves are fetched as they are packed in memory."""
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: ChunkSchedule, place: Place) -> None:
+        super().__init__(kernel, plan, place)
         self.plan: ChunkSchedule = plan
         assert self.anchor.halves is not None
         self.halves = self.anchor.halves
@@ -47,7 +45,8 @@ class ChunkWriter(ProductsWriter):
             self.first_channel = self.c.turn_channel
         self._origins = [f"origin_{letter}" for letter in self.letters]
         self.places_name, self.weights_name, self.steps_name, self.origins_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("places", "weights_from", "first_product", "origins")
+            place.names.exact(f"{kernel.name}_{what}")
+            for what in ("places", "weights_from", "first_product", "origins")
         )
 
     def _held(self) -> Held:
@@ -65,7 +64,7 @@ class ChunkWriter(ProductsWriter):
             staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, {c.sums}, {self.rows});",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         plan = self.plan
         return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.multistage_copies import (
     FIELDS,
@@ -19,24 +18,20 @@ from fusepass.codegen.render.cuda.contraction.convolution.multistage_copies impo
     MultistageCopies,
 )
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, ConvolutionText
+from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES
 from fusepass.codegen.render.cuda.contraction.loop import Loop
-from fusepass.codegen.render.spelling import Identifiers, block, braces
-from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
+from fusepass.codegen.render.cuda.family import Text
+from fusepass.codegen.render.spelling import block, braces
+from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 _ONCE = "#pragma unroll 1"
 
 
-def multistage_text(
-    kernel: Kernel, program: Program, plan: MultistageSchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
-    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return _Writer(kernel, program, plan, pointers, names).write()
+class MultistageWriter(MultistageCopies):
+    """Lines of such a kernel."""
 
-
-class _Writer(MultistageCopies):
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         c = self.c
         plan, on = self.plan, self.on
         stride = plan.blocks // plan.channel_blocks
@@ -70,7 +65,7 @@ class _Writer(MultistageCopies):
             *("    " + line for line in (*self.tile_place(), f"int {c.piece} = 0;", *group)),
             "}",
         ]
-        return ConvolutionText(tuple(self._tables()), tuple(body))
+        return Text(tables=tuple(self._tables()), body=tuple(body))
 
     # ---- products
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from fusepass.codegen.ir.convolution import DEPTH, ROWS
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loop import Loop
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.cuda.family import Place
+from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
 
@@ -22,19 +23,17 @@ SWAPS, LOADS, LAST = 1, 2, 4  # flags
 class MultistageCopies(ConvolutionWriter):
     """Lines of a kernel that have to do with what it fetches."""
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: MultistageSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: MultistageSchedule, place: Place) -> None:
+        super().__init__(kernel, plan, place)
         assert self.anchor.packed is not None
         self.plan: MultistageSchedule = plan
         self.part = Loop(self.c.h, plan.parts)
-        self.packed = program.buffer(self.anchor.packed)
+        self.packed = self.program.buffer(self.anchor.packed)
         self.rounds, self.together = plan.precision is Precision.TF32, plan.on.warps > 1
         self.pieces = plan.pieces()
         self.slices = plan.slices()
         self.pieces_name, self.at_name, self.from_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("pieces", "input_at", "weights_from")
+            place.names.exact(f"{kernel.name}_{what}") for what in ("pieces", "input_at", "weights_from")
         )
 
     # ---- tables

@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable, Sequence
 
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText, ConvolutionWriter
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import block
 
 
@@ -66,7 +67,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
         teams: int = 1,
         *,
         behind: Sequence[str] | None = None,
-    ) -> ConvolutionText:
+    ) -> Text:
         """The kernel; see `_over_tiles`."""
         tiles = list(self._over_tiles(buffers, ready, work, pointer, teams, behind))
         body = [
@@ -79,7 +80,7 @@ class PersistentWriter(ConvolutionWriter, abc.ABC):
             "",
             *tiles,
         ]
-        return ConvolutionText(tuple(self._tables()), tuple(body))
+        return Text(tables=tuple(self._tables()), body=tuple(body))
 
     def _over_tiles(
         self,

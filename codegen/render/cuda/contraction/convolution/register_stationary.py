@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Generic, TypeVar
 
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES, keep_exponents
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.cuda.family import Place
+from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values
 from fusepass.codegen.schedule_convolution.register_stationary import LANES, PairsSchedule
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
@@ -32,17 +32,13 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
 
     whole = True
 
-    def __init__(self, kernel: Kernel, program: Program, plan: S, pointers: dict[str, str], names: Identifiers) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: S, place: Place) -> None:
+        super().__init__(kernel, plan, place)
         self.plan: S = plan
         assert isinstance(self.anchor.halves, ScaledWeights)
         self.halves = self.anchor.halves
-        self.weights_name = names.exact(f"{kernel.name}_weights_from")
+        self.weights_name = place.names.exact(f"{kernel.name}_weights_from")
         self._own = OwnValues(self, self._held()) if makes_own_values(kernel) else None
-
-    @abc.abstractmethod
-    def write(self) -> ConvolutionText:
-        """The kernel."""
 
     @abc.abstractmethod
     def _held(self) -> Held:
@@ -156,11 +152,9 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
         """The same of results that are computed by their definition."""
         return list(self.epilogue(self._sums().defined))
 
-    def _skipped(self) -> Iterable[str]:
-        """Goes on where none of a set's positions, which are neighbours, is one of the result."""
-        c = self.c
+    def _skipped(self, at: Sequence[str]) -> Iterable[str]:
+        """Goes on where none of a set's positions, of which the first is `at` along each axis of the tile, is one of the result."""
         on, sizes = self.on, self.sizes
-        at = self.group_coordinates(f"({c.set} * {COLUMNS})")
         tests = [
             f"{tile_at} * {step} + {place} >= {size}"
             for tile_at, step, place, size, tiles, tile in zip(

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import plus
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
-from fusepass.codegen.render.spelling import Identifiers, block, braces, either
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import block, braces, either
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule, pattern_of
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
@@ -24,11 +24,9 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
     """Lines of a kernel whose warps multiply by themselves; see `schedule_convolution.register_stationary`."""
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: PairsSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
-        self.pairs_name = names.exact(f"{kernel.name}_pairs")
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: PairsSchedule, place: Place) -> None:
+        self.pairs_name = place.names.exact(f"{kernel.name}_pairs")
+        super().__init__(kernel, plan, place)
         if plan.iterations > 1:
             self.first_channel = self.c.turn_channel
 
@@ -47,7 +45,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
             staging=f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}]);",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         return self.text(1, ["__syncthreads();", *self._pack()], self._in_iterations(self._sets()), "float*")
 
     def _tables(self) -> Iterable[str]:
@@ -122,7 +120,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
                 lines += self._products(f"{c.set} * {COLUMNS}{plus(group)}", group)
             lines += self._results()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
-            lines = [*self._skipped(), *lines]
+            lines = [*self._skipped(self.group_coordinates(f"({c.set} * {COLUMNS})")), *lines]
         head = f"for (int {c.set} = {c.warp}; {c.set} < {plan.sets}; {c.set} += {on.block_warps})"
         lines = ["#pragma unroll 1", *block(head, lines)]
         return [*self._own.begin(), *lines, *self._own.end()] if self._own else lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.expr import Expr, ReductionResult
@@ -15,19 +14,12 @@ from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs, ta
 from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums, is_first, store_own
 from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block, braces
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
-
-
-@dataclass(frozen=True)
-class ConvolutionText:
-    """A kernel's constant tables, which stand before it, and the lines of its body."""
-
-    tables: tuple[str, ...]
-    body: tuple[str, ...]
 
 
 class ConvolutionWriter(PositionWriter):
@@ -38,6 +30,10 @@ class ConvolutionWriter(PositionWriter):
     """
 
     whole = False
+
+    def write(self) -> Text:
+        """The kernel."""
+        raise NotImplementedError
 
     @functools.cached_property
     def states(self) -> PositionStates | None:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, quotient, remainder
 from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
-from fusepass.codegen.render.spelling import Identifiers, Locals, block, either
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import Locals, block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import Tiles
 
@@ -32,34 +32,26 @@ which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
 
-def chunk_text(
-    kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
-    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    writer = ChunkWriter if plan.source is None else _ScalingWriter
-    return writer(kernel, program, plan, pointers, names).write()
-
-
 def keep_exponents(c: Locals, threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
     """Keeps the exponents of all input channels, and behind them those of a block's `count` output channels, which `end` at that one."""
     yield f"fp::keep_exponents<{threads}>({c.exponents}, {channels}, 0, {ins}, {ins});"
     yield f"fp::keep_exponents<{threads}>({c.exponents} + {ins}, {outs}, {c.first_channel}, {count}, {end});"
 
 
-class _ScalingWriter(ChunkWriter):
+class ScalingWriter(ChunkWriter):
+    """Lines of such a kernel that makes halves of its tiles itself."""
+
     whole = True
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: ChunkSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: ChunkSchedule, place: Place) -> None:
+        super().__init__(kernel, plan, place)
         assert plan.source is not None
         assert isinstance(self.anchor.halves, ScaledWeights)
         self.input: Tiles = plan.source
         self.packed = self.c.halves
-        self.exponents = pointers[self.anchor.halves.channels], pointers[self.anchor.halves.outs]
+        self.exponents = self.pointers[self.anchor.halves.channels], self.pointers[self.anchor.halves.outs]
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         c = self.c
         broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.dtype import Precision
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, ConvolutionText
+from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
 from fusepass.codegen.render.cuda.contraction.loop import Loop
-from fusepass.codegen.render.spelling import Identifiers, as_float, block
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import as_float, block
 from fusepass.codegen.schedule_convolution.shared_stationary import (
     SLICE,
     SharedStationarySchedule,
@@ -23,32 +24,20 @@ from fusepass.codegen.schedule_convolution.shared_stationary import (
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
 
-def shared_stationary_text(
-    kernel: Kernel, program: Program, plan: SharedStationarySchedule, pointers: dict[str, str], names: Identifiers
-) -> ConvolutionText:
-    """The text of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return _Writer(kernel, program, plan, pointers, names).write()
+class SharedStationaryWriter(PersistentWriter):
+    """Lines of such a kernel."""
 
-
-class _Writer(PersistentWriter):
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        plan: SharedStationarySchedule,
-        pointers: dict[str, str],
-        names: Identifiers,
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: SharedStationarySchedule, place: Place) -> None:
+        super().__init__(kernel, plan, place)
         self.plan: SharedStationarySchedule = plan
         self.together, self.rounds = plan.on.warps > 1, plan.precision is Precision.TF32
         self.taps_name, self.weights_name, self.steps_name, self.halved_name = (
-            names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "halved")
+            self.names.exact(f"{kernel.name}_{what}") for what in ("taps", "weights_from", "first_step", "halved")
         )
         self.places = places_of_weights(plan, self.ins)
         self.shares = any(place.halved for place in self.places)
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         return self.text(self.plan.buffers, [f"{self.c.settle}();"] if self.settles else [], self._multiply(), "float*")
 
     # ---- tables

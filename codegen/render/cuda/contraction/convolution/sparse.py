@@ -8,12 +8,12 @@ from math import prod
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionText
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient, remainder
-from fusepass.codegen.render.spelling import Identifiers, block, either
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import block, either
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, PLACE_BYTES, SET_POSITIONS, Run, SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
@@ -21,11 +21,9 @@ from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
     """Lines of such a kernel."""
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: SparseSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
-        self.steps_name = names.exact(f"{kernel.name}_steps")
-        super().__init__(kernel, program, plan, pointers, names)
+    def __init__(self, kernel: Kernel, plan: SparseSchedule, place: Place) -> None:
+        self.steps_name = place.names.exact(f"{kernel.name}_steps")
+        super().__init__(kernel, plan, place)
 
     def _held(self) -> Held:
         """A thread has two of 16 channels, of two columns of each line."""
@@ -42,7 +40,7 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
             staging="",
         )
 
-    def write(self) -> ConvolutionText:
+    def write(self) -> Text:
         c = self.c
         broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
         return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
@@ -116,11 +114,11 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         sets = f"for (int {c.set} = {c.warp}; {c.set} < {plan.sets}; {c.set} += {on.block_warps})"
         computed = self._computed()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
-            computed = [*self._skipped(), *computed]
+            computed = [*self._skipped(self.group_coordinates(f"({c.set} * {COLUMNS})")), *computed]
         across = plan.places.width if len(on.tile) > 1 else GROUP
         multiplied = [
             *self._set_place(),
-            *self._without_results(),
+            *self._skipped([self._at(number) for number in range(len(self.axes))]),
             f"float {c.sums}[{4 * plan.lines}];",
             f"const fp::SparseColumns {c.columns} = fp::sparse_columns({c.packed} + {c.place} * {PLACE_BYTES}, {plan.places.deeper}, {across});",
             f"fp::multiply_runs<{self.steps_name}, {plan.chain}, {plan.parts}, {plan.lines * GROUP}>"
@@ -164,18 +162,6 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
     def _units(self) -> list[int]:
         """Positions of a set, per axis."""
         return [size // count for size, count in zip(self.on.tile, self.plan.shape, strict=True)]
-
-    def _without_results(self) -> Iterable[str]:
-        """Goes on where none of a set's positions is one of the result."""
-        tests = [
-            f"{tile_at} * {step} + {self._at(number)} >= {size}"
-            for number, (tile_at, step, size, tiles, tile) in enumerate(
-                zip(self.tile_at, self.on.steps, self.sizes[2:], self.on.tiles, self.on.tile, strict=True)
-            )
-            if tiles * tile > size
-        ]
-        if tests:
-            yield f"if ({' || '.join(tests)}) continue;"
 
     def _inside(self) -> Iterable[str]:
         """``real``, which has a bit for each of a thread's positions that is one of the result; ``every``, the same where all of the warp are."""

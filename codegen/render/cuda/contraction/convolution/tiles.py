@@ -8,10 +8,11 @@ from math import prod
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
+from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
 
@@ -31,29 +32,22 @@ class TileWriter:
         ins, outs: input and output channels of a group.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        plan: ConvolutionSchedule,
-        pointers: dict[str, str],
-        names: Identifiers,
-    ) -> None:
-        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, pointers
+    def __init__(self, kernel: Kernel, plan: ConvolutionSchedule, place: Place) -> None:
+        program, self.names = place.program, place.names
+        self.kernel, self.anchor, self.program, self.pointers = kernel, anchor_of(kernel), program, place.pointers
         self.plan, self.on, self.input = plan, plan.on, plan.on
         self.source, self.weight = program.buffer(self.anchor.source), program.buffer(self.anchor.weight)
         self.sizes = [axis.size for axis in dimensions(kernel)]
         self.ins, self.outs = in_channels(kernel, program), out_channels(kernel)
-        c = self.c = names.locals
+        c = self.c = self.names.locals
         self.rows, self.first_channel = Loop(c.m, plan.rows), c.first_channel
         self.phase, self.half = Loop(c.p, plan.on.pair), Loop(c.half, plan.on.pair)
         self.letters = _LETTERS[-len(self.on.tile) :]
         self.axes = tuple(map(c.named, self.letters))
         self.tile_at = tuple(c.named(f"tile_{letter}") for letter in self.letters)
         self.index_type = "int64_t" if self.on.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type, branches=False)
+        self.printer = Printer(self.names, self.pointers, self.index_type, branches=False)
         self.printer.few = few_digits(kernel, program)
-        self.names = names
 
     # ---- channels
 

@@ -82,7 +82,7 @@ class Epilogue(SumsWriter):
         together = self._rows_between()
         taken = neighbours_of(self.kernel, self.program, self.plan) if together == 1 else None
         if taken is not None:
-            vectors = ResultVectors(self.kernel, self.program, self.plan, self.pointers, self.printer, taken)
+            vectors = ResultVectors(self, taken)
             yield from vectors.write(self._outside(), self.ready)
         else:
             yield from self._one_by_one(together)
@@ -128,25 +128,10 @@ class Epilogue(SumsWriter):
             body = [*ahead, *test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ({c.row} < {self.rows.size})", body)
-        rows = [
-            f"const {self.index_type} {c.row} = {self._index(f'{c.first_row} + {c.Tile}::warp_row() + {down}')};",
-            *body,
-        ]
-        high, long = tiling.warp_tile[0], tiling.laid_out
-        step = f"++{c.down}" if together == 1 else f"{c.down} += {together}"
-        loop = [
-            f"#pragma unroll {_ROWS_AT_ONCE}",
-            *block(f"for (int {c.down} = 0; {c.down} < {high}; {step})", rows),
-        ]
-        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
-        if self.columns.size % tiling.columns:
-            inside = block(f"if ({c.column} < {self.columns.size})", inside)
-        at = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
         yield from outside.lines
-        yield "#pragma unroll 1"
-        head = f"for (int {c.across} = 0; {c.across} < {long}; {c.across} += {32 // together})"
-        if body:
-            yield from block(head, [f"const {self.index_type} {c.column} = {at};", *inside])
+        steps = f"++{c.down}" if together == 1 else f"{c.down} += {together}", 32 // together
+        over = self.over_laid_out(body, (down, across), steps, _ROWS_AT_ONCE, along, exists)
+        yield from over if body else ("#pragma unroll 1",)
 
     def in_strips(self) -> Iterable[str]:
         """The same where a warp lays its sums out strip by strip."""

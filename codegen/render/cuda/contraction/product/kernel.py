@@ -8,12 +8,13 @@ from dataclasses import astuple
 
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
-from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.program import Kernel, Role
 from fusepass.codegen.ir.wanted import wanted
 from fusepass.codegen.render.cuda.contraction.product.direct import Direct
 from fusepass.codegen.render.cuda.contraction.product.epilogue import Epilogue
+from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
 from fusepass.codegen.schedule_product.tiles import Access
 
@@ -21,38 +22,26 @@ _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Ari
 _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group multiplies lies in patterns of 1024 bytes
 
 
-def product_body(
-    kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
-) -> tuple[str, ...]:
-    """The lines of the body of `kernel`; `pointers` names its buffers, `names` knows the identifiers that are taken."""
-    return tuple(_Writer(kernel, program, plan, pointers, names).lines())
-
-
 def _border(axis: Border) -> str:
     rows, terms = (axis.rows, axis.below, axis.step), (axis.terms, axis.deeper, axis.apart)
     return f"fp::Border<{', '.join(map(str, (axis.size, axis.before, *rows, *terms)))}>"
 
 
-class _Writer:
+class ProductWriter:
     """The lines; `c` has the C names of the kernel's own variables."""
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], names: Identifiers
-    ) -> None:
+    def __init__(self, kernel: Kernel, plan: ProductSchedule, place: Place) -> None:
         assert isinstance(kernel.anchor, Product)
-        self.kernel, self.product, self.program, self.plan, self.pointers = (
-            kernel,
-            kernel.anchor,
-            program,
-            plan,
-            pointers,
-        )
+        self.kernel, self.product, self.plan = kernel, kernel.anchor, plan
+        program, names, pointers = place.program, place.names, place.pointers
+        self.program, self.pointers = program, pointers
         self.index_type = "int64_t" if plan.wide else "int"
         self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.printer.few = few_digits(kernel, program)
         self.batches, self.wanted, self.c = kernel.rows[1], wanted(kernel), names.locals
 
     def lines(self) -> Iterable[str]:
+        """Of the body."""
         c = self.c
         yield f"extern __shared__ __align__({_ALIGNMENT[self.plan.tiling.groups]}) unsigned char {c.pool}[];"
         _, _, rows, columns = self.kernel.matrix

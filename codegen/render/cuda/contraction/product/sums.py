@@ -98,6 +98,33 @@ class SumsWriter:
         outside.define_axis(self.batches, c.batch if self.batches.size > 1 else "0")
         return outside
 
+    def over_laid_out(
+        self, body: list[str], at: tuple[str, str], steps: tuple[str, int], at_once: int, along: Scope, exists: str
+    ) -> Iterable[str]:
+        """`body` for each ``row`` and ``column`` that a warp has laid out, `at` (down, across) of its tile, in `steps` along both: a statement, a number.
+
+        `along` has the lines of a column; it has points only where `exists` says so.
+        """
+        c, tiling = self.c, self.plan.tiling
+        (down, across), (high, _), (rows, columns) = at, tiling.warp_tile, steps
+        row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {down}")
+        loop = [
+            f"#pragma unroll {at_once}",
+            *block(
+                f"for (int {c.down} = 0; {c.down} < {high}; {rows})",
+                [f"const {self.index_type} {c.row} = {row};", *body],
+            ),
+        ]
+        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
+        if self.columns.size % tiling.columns:
+            inside = block(f"if ({c.column} < {self.columns.size})", inside)
+        column = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
+        yield "#pragma unroll 1"
+        yield from block(
+            f"for (int {c.across} = 0; {c.across} < {tiling.laid_out}; {c.across} += {columns})",
+            [f"const {self.index_type} {c.column} = {column};", *inside],
+        )
+
     def _two_rows(self, inside: list[str]) -> Iterable[str]:
         """`inside` for both rows of a thread."""
         c = self.c

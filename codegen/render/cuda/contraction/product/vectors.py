@@ -15,7 +15,8 @@ from fusepass.codegen.ir.expr import Builder, Expr
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, split_value
-from fusepass.codegen.render.printer import Printer, Scope
+from fusepass.codegen.render.cuda.contraction.product.sums import SumsWriter
+from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_product import ProductSchedule
 
@@ -71,19 +72,11 @@ def _is_shared(bound: Bound, columns: Axis, lane: Axis) -> bool:
 class ResultVectors:
     """Writes these lines."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        plan: ProductSchedule,
-        pointers: dict[str, str],
-        printer: Printer,
-        taken: Neighbours,
-    ) -> None:
-        self.kernel, self.program, self.plan, self.pointers, self.printer = kernel, program, plan, pointers, printer
+    def __init__(self, sums: SumsWriter, taken: Neighbours) -> None:
+        self.sums, self.kernel, self.program, self.plan = sums, sums.kernel, sums.program, sums.plan
+        self.pointers, self.printer, self.rows, self.columns = sums.pointers, sums.printer, sums.rows, sums.columns
         self.taken, self.lane, self.builder = taken, Axis("lane of the vector", taken.width), Builder()
-        _, _, self.rows, self.columns = kernel.rows
-        self.c = printer.names.locals
+        self.c = sums.c
 
     def write(self, outside: Scope, ready: Expr) -> Iterable[str]:
         """The lines for ``room``, which has `ready` of each point; `outside` knows piece and batch."""
@@ -137,23 +130,9 @@ class ResultVectors:
             body = [*test.lines, *block(f"if ({condition})", body)]
         if self.rows.size % tiling.rows:
             body = block(f"if ({c.row} < {self.rows.size})", body)
-        high, long = tiling.warp_tile[0], tiling.laid_out
-        row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {down}")
-        loop = [
-            f"#pragma unroll {max(_AT_ONCE // taken.width, 1)}",
-            *block(
-                f"for (int {c.down} = 0; {c.down} < {high}; {c.down} += {taken.rows})",
-                [f"const {self.printer.index_type} {c.row} = {row};", *body],
-            ),
-        ]
-        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
-        if self.columns.size % tiling.columns:
-            inside = block(f"if ({c.column} < {self.columns.size})", inside)
-        column = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
         yield from outside.lines
-        yield "#pragma unroll 1"
-        head = f"for (int {c.across} = 0; {c.across} < {long}; {c.across} += {taken.lanes * taken.width})"
-        yield from block(head, [f"const {self.printer.index_type} {c.column} = {column};", *inside])
+        steps, at_once = (f"{c.down} += {taken.rows}", taken.lanes * taken.width), max(_AT_ONCE // taken.width, 1)
+        yield from self.sums.over_laid_out(body, (down, across), steps, at_once, along, exists)
 
     def _load(self, roots: Iterable[Expr], here: Scope, each: Scope) -> None:
         """Loads what is needed anyway, and lies as the results do, in vectors."""
@@ -174,6 +153,3 @@ class ResultVectors:
     def _first(self, index: Index) -> Index:
         """The index of a vector's first lane."""
         return index.substitute({self.lane: Index(0)})
-
-    def _index(self, text: str) -> str:
-        return text if self.plan.wide else f"int({text})"

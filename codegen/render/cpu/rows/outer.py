@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fusepass.codegen.ir.expr import Expr, ReductionResult, largest
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cpu_loops import SIMD, Body, from_memory, memory_type
-from fusepass.codegen.render.cpu_rows import RowsWriter
+from fusepass.codegen.render.cpu.loops import SIMD, Body, from_memory, memory_type
+from fusepass.codegen.render.cpu.rows.writer import RowsWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_cpu import CpuSchedule

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
-from fusepass.codegen.render.cpu_kernel import kernel_body
-from fusepass.codegen.render.cpu_loops import FAULT, memory_type
+from fusepass.codegen.render.cpu.kernel import kernel_body
+from fusepass.codegen.render.cpu.loops import FAULT, memory_type
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import Identifiers

@@ -7,10 +7,10 @@ from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.unroll import unroll_windows
-from fusepass.codegen.render.cpu_inner import InnerWriter
-from fusepass.codegen.render.cpu_loops import SIMD, KernelWriter
-from fusepass.codegen.render.cpu_outer import OuterWriter
-from fusepass.codegen.render.cpu_product import ProductWriter
+from fusepass.codegen.render.cpu.loops import SIMD, KernelWriter
+from fusepass.codegen.render.cpu.product import ProductWriter
+from fusepass.codegen.render.cpu.rows.inner import InnerWriter
+from fusepass.codegen.render.cpu.rows.outer import OuterWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_cpu import CpuSchedule, Walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.product import Product
-from fusepass.codegen.render.cpu_loops import KernelWriter
+from fusepass.codegen.render.cpu.loops import KernelWriter
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import block
 

@@ -15,8 +15,8 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, Prefix, ReduceOp
 from fusepass.codegen.ir.index import Index, flat_index
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
-from fusepass.codegen.render.cpu_columns import points, scaled, tile
-from fusepass.codegen.render.cpu_loops import SIMD, Body, KernelWriter, from_memory, memory_type
+from fusepass.codegen.render.cpu.loops import SIMD, Body, KernelWriter, from_memory, memory_type
+from fusepass.codegen.render.cpu.rows.columns import points, scaled, tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_cpu import CpuSchedule, general_room, kept_on_cpu

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fusepass.codegen.ir.dataflow import Need
 from fusepass.codegen.ir.expr import Expr, largest
 from fusepass.codegen.ir.index import Index, contiguous_strides, flat_index
-from fusepass.codegen.render.cpu_columns import points
-from fusepass.codegen.render.cpu_loops import Body
-from fusepass.codegen.render.cpu_rows import RowsWriter
+from fusepass.codegen.render.cpu.loops import Body
+from fusepass.codegen.render.cpu.rows.columns import points
+from fusepass.codegen.render.cpu.rows.writer import RowsWriter
 from fusepass.codegen.render.printer import Scope
 
 _MANY_ROWS = 8

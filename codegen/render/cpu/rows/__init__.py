@@ -1,0 +1,1 @@
+"""C++ kernels with reductions: row by row, or rows side by side."""

@@ -1,0 +1,87 @@
+"""The families of convolutions, one for each way of `fusepass.codegen.schedule_convolution` to lay them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
+from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
+from fusepass.codegen.render.cuda.contraction.convolution.multistage import MultistageWriter
+from fusepass.codegen.render.cuda.contraction.convolution.register_stationary_pairs import PairsWriter
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
+from fusepass.codegen.render.cuda.contraction.convolution.scaled import ScalingWriter
+from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter
+from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
+from fusepass.codegen.render.cuda.family import Family, Headers, Place, Text
+from fusepass.codegen.schedule_convolution import (
+    CHUNKS,
+    MULTISTAGE,
+    REGISTER_STATIONARY,
+    SHARED_STATIONARY,
+    ConvolutionSchedule,
+    Way,
+    preferred,
+    serves,
+)
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
+
+Writer = Callable[[Any], Callable[[Kernel, Any, Place], ConvolutionWriter]]
+
+
+def _anchored(test: Callable[[Convolution], bool]) -> Callable[[Kernel, ConvolutionSchedule], bool]:
+    return lambda kernel, plan: isinstance(kernel.anchor, Convolution) and test(kernel.anchor)
+
+
+class ConvolutionFamily(Family[ConvolutionSchedule]):
+    """Convolutions that are laid out in one `way`; `writer` says by whom a plan is written."""
+
+    headers: ClassVar[Headers] = (
+        (lambda kernel, plan: True, ("fp_instructions.cuh", "fp_product.cuh")),
+        (_anchored(lambda anchor: anchor.warps > 1), ("fp_wgmma.cuh", "fp_group.cuh")),
+        (_anchored(lambda anchor: anchor.halves is not None), ("fp_wgmma_places.cuh", "fp_places.cuh")),
+        (_anchored(lambda anchor: isinstance(anchor.halves, ScaledWeights)), ("fp_scaled.cuh",)),
+        (_anchored(lambda anchor: anchor.held), ("fp_scaled.cuh", "fp_held.cuh")),
+        (
+            lambda kernel, plan: isinstance(plan, SparseSchedule),
+            ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh"),
+        ),
+        (_anchored(lambda anchor: anchor.column > 1), ("fp_partials.cuh",)),
+        (lambda kernel, plan: kernel.partials is not None, ("fp_partials.cuh",)),
+    )
+
+    def __init__(self, way: Way, writer: Writer) -> None:
+        self.way, self.writer, self.name = way, writer, f"convolution, {way.name}"
+
+    def takes(self, kernel: Kernel, program: Program) -> bool:
+        return isinstance(kernel.anchor, Convolution) and self.way.takes(kernel.anchor)
+
+    def plan(
+        self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+    ) -> ConvolutionSchedule | None:
+        return self.way.plan(kernel, program, facts, aligned=aligned)
+
+    def serves(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+        return serves(program, kernel, facts)
+
+    def preferred(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+        return preferred(program, kernel, facts)
+
+    def describe(self, kernel: Kernel, plan: ConvolutionSchedule) -> str:
+        return f"convolution, {kernel.row_count} elements: {plan}{self.pieces_in_words(kernel)}"
+
+    def write(self, kernel: Kernel, plan: ConvolutionSchedule, place: Place) -> Text:
+        return self.writer(plan)(kernel, plan, place).write()
+
+
+CONVOLUTIONS = (
+    ConvolutionFamily(
+        REGISTER_STATIONARY, lambda plan: SparseWriter if isinstance(plan, SparseSchedule) else PairsWriter
+    ),
+    ConvolutionFamily(CHUNKS, lambda plan: ScalingWriter if plan.source else ChunkWriter),
+    ConvolutionFamily(SHARED_STATIONARY, lambda plan: SharedStationaryWriter),
+    ConvolutionFamily(MULTISTAGE, lambda plan: MultistageWriter),
+)
+"""In the order of the ways."""
