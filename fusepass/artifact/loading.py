@@ -28,6 +28,7 @@ from fusepass.runtime.operators import shorten
 def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch.Tensor] | None) -> LoadedModule:
     """See `fusepass.load`."""
     with Reader(path) as reader:
+        reader.check_kind("signatures", "fusepass.load_operators")
         reader.understood(lambda: check(reader.manifest, path))
         devices: Devices = reader.understood(lambda: Devices(reader.manifest["devices"], device))
         tensors = unpacked(reader.read(CONSTANTS))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from fusepass import measure
-from fusepass.artifact.call import Expected, template_of
+from fusepass.artifact.call import Expected, call_text, template_of, template_text
 from fusepass.artifact.versions import autocast
 from fusepass.errors import ArtifactError
 from fusepass.runtime.memory import overlaps_written, tensor_guards
@@ -96,7 +96,8 @@ class LoadedModule(nn.Module):
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> NoReturn:
         wanted: dict[str, list[str]] = {}
-        for each in self._signatures:
+        alike = [each for each in self._signatures if each.takes(tensors, inputs, args, kwargs)]
+        for each in alike or self._signatures:
             found, needed = each.problem(tensors, inputs, args, kwargs)
             wanted.setdefault(found, []).append(needed)
         told = "; ".join(f"{found}, not {_either(needed)}" for found, needed in wanted.items())
@@ -182,17 +183,20 @@ class Signature:
         self._fit = tensor_guards(arguments).check if arguments else None
         return result
 
+    def takes(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the call is as this one but for how its tensors lie."""
+        return self._arranged(tensors, inputs, args, kwargs) is not None
+
     def problem(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str, str]:
         """Why a call does not fit: what it has, and what was to be there."""
         found = self._arranged(tensors, inputs, args, kwargs)
         if found is None:
-            names = ", ".join(each.name for each in self._expected)
-            return (
-                "its arguments are nested otherwise, or have other numbers and text in them",
-                names or "without tensors",
-            )
+            called = call_text(args, kwargs, self._parameters)
+            return f"it is called as {called}", template_text(self._inputs, self._parameters)
         for each, tensor in zip(self._expected, found, strict=True):
             if not each.fits(tensor):
                 return each.problem(tensor)
