@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import fusepass
 from fusepass.artifact import container, machine, versions
 from fusepass.artifact.container import MANIFEST
+from fusepass.artifact.module import Signature
 from fusepass.codegen import instructions, plain
 from fusepass.errors import ArtifactError, CaptureError
 from tests.support.layout import ROOT
@@ -259,7 +260,9 @@ def test_what_a_call_writes_may_not_be_shared(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_path: Path) -> None:
+def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8)).eval()
     examples = [torch.randn(rows, 6) for rows in range(1, 13)]
     fusepass.save(fusepass.optimize(model), tmp_path / "net.fuse", examples)
@@ -276,6 +279,12 @@ def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_pa
     assert [each._call is not None for each in loaded._signatures] == [True, *[False] * 6, True, *[False] * 4]
     for example in examples:
         close(loaded(example), model(example))
+    asked: list[Signature] = []
+    serve = Signature.serve
+    monkeypatch.setattr(Signature, "serve", lambda self, args: [serve(self, args), asked.append(self)][0])
+    for example in reversed(examples):
+        close(loaded(example), model(example))
+    assert asked == loaded._signatures[::-1], "one each, however many sizes there are"
     with pytest.raises(
         ValueError, match=r"float32\[13, 6\].*or one of 9 others. Save it with an example like this one"
     ):
