@@ -8,7 +8,7 @@ _listeners: list[Callable[[str, str], None]] = []
 
 
 def listen(listener: Callable[[str, str], None]) -> None:
-    """Call `listener` from now on with the folder and the key of each entry or record that is used, often or once."""
+    """Call `listener` from now on with the folder and the key of each entry or record, every time that it is used."""
     _listeners.append(listener)
 
 

@@ -100,7 +100,7 @@ def _fill(
         variant = runnable(data["variants"], devices.gpu)
         loaded.take({number for region in variant["regions"] for number in libraries_of(region)})
         takes = [(states[number], places[states[number].name]) for number in data["states"]]
-        module.add(Signature(data, functools.partial(made, variant), takes, devices))
+        module._add(Signature(data, functools.partial(made, variant), takes, devices))
     module._signatures[0].prepare()
     module._report = manifest["report"]
 

@@ -75,7 +75,7 @@ class LoadedModule(nn.Module):
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     _frames.set_code_exec_strategy(forward.__code__, _frames._FrameExecStrategy(_SKIP, _SKIP))
 
-    def add(self, signature: Signature) -> None:
+    def _add(self, signature: Signature) -> None:
         """Serve the calls of `signature`, too."""
         self._signatures.append(signature)
         self._of_shapes.setdefault(signature.shapes, []).append(signature)
