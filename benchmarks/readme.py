@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks import figures
 from benchmarks.implementations import RIVALS, Implementation
 
 ROOT = Path(__file__).parents[1]
@@ -29,8 +30,6 @@ BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->\n"
 
 _WAYS = tuple(way.value for way in Implementation)
 _NAMES = {"eager": "eager", "compile": "torch.compile", "autotune": "max-autotune", "fusepass": "fusepass"}
-_COLORS = {"eager": "#b8b8b8", "compile": "#7aa6d8", "autotune": "#3a6ea5", "fusepass": "#d9702e"}
-_BAR, _GAP, _LEFT, _WIDTH = 7, 10, 330, 520
 
 
 def block() -> str:
@@ -71,39 +70,20 @@ def block() -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot() -> str:
-    """Bars of the limit over the time, for each workload and implementation, as SVG."""
+def shares() -> dict[str, dict[str, float]]:
+    """The limit over the time, for each workload and implementation."""
     rows = [row for row in _read(RUN)["rows"] if row["limit_ms"]]
-    ways = _timed(rows)
-    height = len(ways) * _BAR + _GAP
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 60}" height="{len(rows) * height + 40}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for number, way in enumerate(ways):
-        x = _LEFT + number * 110
-        lines.append(f'<rect x="{x}" y="8" width="10" height="10" fill="{_COLORS[way]}"/>')
-        lines.append(f'<text x="{x + 14}" y="17">{_NAMES[way]}</text>')
-    for number, row in enumerate(rows):
-        top = 30 + number * height
-        lines.append(f'<text x="{_LEFT - 8}" y="{top + 15}" text-anchor="end">{row["workload"]}</text>')
-        for place, way in enumerate(ways):
-            time = _ms(row, way)
-            if time is None:
-                continue
-            share = row["limit_ms"] / time
-            length, y = min(share, 1.0) * _WIDTH, top + place * _BAR
-            lines.append(f'<rect x="{_LEFT}" y="{y}" width="{length:.1f}" height="{_BAR - 1}" fill="{_COLORS[way]}"/>')
-            lines.append(f'<text x="{_LEFT + length + 3:.1f}" y="{y + 6}" font-size="7">{share:.0%}</text>')
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    return {
+        row["workload"]: {_NAMES[way]: row["limit_ms"] / time for way in _timed(rows) if (time := _ms(row, way))}
+        for row in rows
+    }
 
 
 def main() -> None:
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text().partition(BEGIN)
     readme.write_text(before + BEGIN + block() + END + rest.partition(END)[2])
-    PLOT.write_text(plot())
+    figures.draw_shares(shares(), PLOT)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fusepass.codegen import cache_entry, cache_limit, locks
+from fusepass.codegen import cache_entry, cache_limit, cache_uses, locks
 from fusepass.codegen import cache_folders as folders
 from fusepass.codegen.cache_entry import UNREADABLE as UNREADABLE
 from fusepass.codegen.cache_entry import CacheEntry as CacheEntry
@@ -48,6 +48,7 @@ def lookup(key: str) -> Path | None:
     if path is None:
         return None
     cache_entry.used(path)
+    cache_uses.tell(folders.LIBRARIES, path.name)
     return path / cache_entry.LIBRARY
 
 
@@ -62,19 +63,9 @@ def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
         BuildError: `compile` raised it, and now its `path` names a copy of the source; or nothing can be
             written.
     """
-    problem = ""
-    for _ in range(_TRIES):
-        try:
-            return _store(folders.writable(), key, source, compile)
-        except FileNotFoundError as error:  # another process's `clear` removed a folder that was empty for a moment
-            problem = str(error)
-        except (OSError, NotImplementedError) as error:  # filelock raises the latter where files cannot be locked
-            problem = str(error)
-            break
-    try:
-        return _store(folders.fall_back(problem), key, source, compile)
-    except OSError as error:
-        raise BuildError(f"a build cannot be written: {error}") from error
+    library = _stored(key, source, compile)
+    cache_uses.tell(folders.LIBRARIES, key)
+    return library
 
 
 def trim() -> int:
@@ -121,6 +112,22 @@ def clear() -> int:
             with contextlib.suppress(OSError):  # a build under way has something in it
                 folder.rmdir()
     return freed
+
+
+def _stored(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
+    problem = ""
+    for _ in range(_TRIES):
+        try:
+            return _store(folders.writable(), key, source, compile)
+        except FileNotFoundError as error:  # another process's `clear` removed a folder that was empty for a moment
+            problem = str(error)
+        except (OSError, NotImplementedError) as error:  # filelock raises the latter where files cannot be locked
+            problem = str(error)
+            break
+    try:
+        return _store(folders.fall_back(problem), key, source, compile)
+    except OSError as error:
+        raise BuildError(f"a build cannot be written: {error}") from error
 
 
 def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:

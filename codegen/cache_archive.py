@@ -7,13 +7,14 @@ is loaded; and as libraries in it come to run, the file must be the user's or ro
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import tempfile
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fusepass.codegen import cache_folders as folders
 from fusepass.errors import BuildError
 
 _KEY = r"[0-9a-f]{64}(?:-[0-9a-f]{16})?"
-_OF_LIBRARY = re.compile(rf"libraries/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
+_OF_LIBRARY = re.compile(rf"{folders.LIBRARIES}/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
 _OF_RECORD = re.compile(rf"({folders.CHOICES}|{folders.REGIONS})/({_KEY})\.json")
 
 
@@ -51,18 +52,45 @@ def write(path: Path) -> Moved:
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for entry in libraries:
-                for inner in sorted(entry.path.iterdir()):
-                    _add(archive, f"libraries/{entry.key}/{inner.name}", inner)
+                _add_library(archive, entry.path)
             for choice in measured:
-                _add(archive, f"{folders.CHOICES}/{choice.key}.json", choice.path)
+                _add_record(archive, folders.CHOICES, choice.path)
             for top, record in records.paths(folders.REGIONS):
                 if records.read(top, folders.REGIONS, record.stem) is not None:
-                    _add(archive, f"{folders.REGIONS}/{record.name}", record)
+                    _add_record(archive, folders.REGIONS, record)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
     return Moved(len({entry.key for entry in libraries}), len(measured))
+
+
+def packed(folder: str, key: str) -> bytes | None:
+    """The library or record of `key` alone, as `unpack` takes it; None where it is not in the cache, or damaged."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        if folder == folders.LIBRARIES:
+            path = next((path for top in folders.directories() if (path := cache_entry.serving(top, key))), None)
+            if path is not None:
+                _add_library(archive, path)
+        else:
+            tops = (top for top in folders.directories() if records.read(top, folder, key) is not None)
+            if (top := next(tops, None)) is not None:
+                _add_record(archive, folder, folders.root(top) / folder / f"{key}.json")
+        if not archive.namelist():
+            return None
+    return file.getvalue()
+
+
+def unpack(content: bytes) -> Moved:
+    """Put what `packed` gave into the cache directory, where it is not there yet; says how much that was.
+
+    Raises:
+        BuildError: it is damaged, or was written by another version.
+        OSError: the cache directory cannot be written.
+    """
+    with _damage("what was saved of a cache"), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return _taken(archive)
 
 
 def read(path: Path) -> Moved:
@@ -74,6 +102,7 @@ def read(path: Path) -> Moved:
     """
     try:
         with (
+            _damage(path),
             trust.folder_of(path) as inside,
             trust.file(inside, path.name) as descriptor,
             os.fdopen(os.dup(descriptor), "rb") as file,
@@ -82,8 +111,24 @@ def read(path: Path) -> Moved:
             return _taken(archive)
     except trust.Distrusted as error:
         raise BuildError(f"{path} is not taken in: {error}", path=path) from error
+
+
+@contextlib.contextmanager
+def _damage(name: str | Path) -> Iterator[None]:
+    """Says of what an archive raises inside that `name` is damaged."""
+    try:
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise BuildError(f"{path} is damaged: {error}", path=path) from error
+        raise BuildError(f"{name} is damaged: {error}", path=name if isinstance(name, Path) else None) from error
+
+
+def _add_library(archive: zipfile.ZipFile, path: Path) -> None:
+    for inner in sorted(path.iterdir()):
+        _add(archive, f"{folders.LIBRARIES}/{path.name}/{inner.name}", inner)
+
+
+def _add_record(archive: zipfile.ZipFile, folder: str, path: Path) -> None:
+    _add(archive, f"{folder}/{path.name}", path)
 
 
 def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:

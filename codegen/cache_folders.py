@@ -19,6 +19,9 @@ from fusepass.errors import warn
 
 FORMAT = "v1"
 CHOICES, REGIONS, FAILED = "choices", "regions", "failed"
+LIBRARIES = "libraries"
+"""What libraries are kept in, where entries are named; on disk they are in folders of two digits."""
+
 STAGE = "tmp-"
 """How folders of builds under way begin."""
 

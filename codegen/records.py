@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fusepass.codegen import cache_folders as folders
-from fusepass.codegen import trust
+from fusepass.codegen import cache_uses, trust
 
 
 def now() -> str:
@@ -37,6 +37,7 @@ def lookup(folder: str, key: str) -> dict[str, Any] | None:
         record = read(top, folder, key)
         if record is not None:
             _used(top, folder, key)
+            cache_uses.tell(folder, key)
             return record
     return None
 
@@ -67,6 +68,7 @@ def write(folder: str, key: str, record: Mapping[str, Any]) -> None:
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
+    cache_uses.tell(folder, key)
 
 
 def put(folder: str, key: str, content: bytes) -> bool:

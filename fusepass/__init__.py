@@ -54,6 +54,7 @@ __all__ = [
     "load_operators",
     "optimize",
     "override",
+    "register_cache_artifacts",
     "save",
     "save_operators",
 ]
@@ -285,3 +286,16 @@ def load_operators(path: str | os.PathLike[str], *, device: torch.device | str |
     from fusepass.artifact.operators import load
 
     return load(Path(path), None if device is None else torch.device(device))
+
+
+def register_cache_artifacts() -> None:
+    """Have ``torch.compiler.save_cache_artifacts`` take along what this process uses of fusepass's cache from now on.
+
+    Libraries, measured choices and what was generated of regions become artifacts of the type ``"fusepass"``, beside those of PyTorch's
+    own caches. Call this before models are compiled; and in a process that loads such artifacts, before
+    ``torch.compiler.load_cache_artifacts``, which loads nothing where it meets a type that nobody registered. Artifacts hold native
+    code: load none that you would not run.
+    """
+    from fusepass.api.cache_artifacts import register
+
+    register()

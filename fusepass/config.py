@@ -54,7 +54,10 @@ class Rounding(enum.StrEnum):
 
 
 def _user_cache() -> Path:
-    """Where the XDG base directory specification puts a user's cached files; a relative path is to be ignored, it says."""
+    """Where the XDG base directory specification puts a user's cached files; a relative path is to be ignored, it says.
+
+    platformdirs would give the same: Linux is the only system that is supported.
+    """
     named = os.environ.get("XDG_CACHE_HOME", "")
     return Path(named if os.path.isabs(named) else "~/.cache", "fusepass")
 

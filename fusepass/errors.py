@@ -97,19 +97,19 @@ def warn(text: str) -> None:
     logging.getLogger("fusepass").info(text)
     place = _said_at.get() or place_of_user()
     registry = place.entries.setdefault("__warningregistry__", {})
+    source = None if place.file.startswith("<") else place.entries  # a prompt's loader has none, and raises
     warnings.warn_explicit(
-        text, FusepassWarning, place.file, place.line, place.entries.get("__name__"), registry, place.entries
+        text, FusepassWarning, place.file, place.line, place.entries.get("__name__"), registry, source
     )
 
 
 def place_of_user() -> Place:
-    """The first line, from the innermost call on, that is outside of this package, of torch, and of code that has no file."""
+    """The first line, from the innermost call on, that is outside of this package, of torch, and of code that has no file.
+
+    Where all code is such, as at a prompt or in ``python -c``, the outermost line.
+    """
     frame: FrameType = sys._getframe(1)
-    innermost = frame
-    while _is_inside(frame.f_code.co_filename):
-        if frame.f_back is None:
-            frame = innermost
-            break
+    while _is_inside(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fusepass.codegen.plain import decode, encode
 from fusepass.errors import ArtifactError
 from fusepass.runtime.memory import unusual
 from fusepass.runtime.meta import Meta
-from fusepass.structure import Structure, Template, plain_key
+from fusepass.structure import Structure, Template, is_plain, plain_key
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,34 @@ class Expected:
 def _described(meta: Meta, device: torch.device) -> str:
     dtype = str(meta.dtype).removeprefix("torch.")
     return f"{dtype}{list(meta.shape)} with strides {meta.strides} on {device}"
+
+
+class _Tensor:
+    """Stands for a tensor in what is told of a call."""
+
+
+def call_text(args: tuple[Any, ...], kwargs: Mapping[str, Any], parameters: Sequence[str]) -> str:
+    """How a call looks but for its tensors, such as ``(x=tensor, power=2.0)``; `parameters` are the names of those given by position."""
+    names = [*parameters[: len(args)], *(f"argument {n}" for n in range(len(parameters) + 1, len(args) + 1))]
+    given = [*zip(names, args, strict=True), *kwargs.items()]
+    return shorten(f"({', '.join(f'{name}={_outline(value)}' for name, value in given)})", 200, placeholder=" ...)")
+
+
+def template_text(template: Template, parameters: Sequence[str]) -> str:
+    """The call that `template` is of, as `call_text` tells it."""
+    args, kwargs = template.fill([_Tensor()] * len(template.holes))
+    return call_text(args, kwargs, parameters)
+
+
+def _outline(value: Any) -> str:
+    if isinstance(value, torch.Tensor | _Tensor):
+        return "tensor"
+    if type(value) in (list, tuple):
+        inner = ", ".join(map(_outline, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{key!r}: {_outline(each)}' for key, each in value.items())}}}"
+    return repr(value) if is_plain(value) else type(value).__name__
 
 
 def template_data(template: Template) -> dict[str, Any]:

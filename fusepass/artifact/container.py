@@ -108,6 +108,19 @@ class Reader:
             raise self._damaged(f"{name} is not what was written")
         return content
 
+    def check_kind(self, part: str, other: str) -> None:
+        """Compare what the file holds with what is to be read.
+
+        Args:
+            part: of the manifest, which files of this kind have.
+            other: the function that reads those of the other kind.
+
+        Raises:
+            ArtifactError: it is of the other kind.
+        """
+        if part not in self.manifest:
+            raise ArtifactError(f"{self._path} holds no {part}: {other} reads such a file")
+
     def understood(self, action: Callable[[], Any]) -> Any:
         """What `action` makes of the manifest; whatever is not as it should be is damage.
 
@@ -120,6 +133,10 @@ class Reader:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
 
     def _manifest(self) -> dict[str, Any]:
+        if MANIFEST not in self._archive.namelist():
+            raise ArtifactError(
+                f"{self._path} is no artifact of fusepass, but another zip file: it holds no {MANIFEST}"
+            )
         text = self._content(MANIFEST, _MOST_MANIFEST)
         if _hash(text).encode() != self._archive.comment:
             raise self._damaged(f"{MANIFEST} is not what was written")

@@ -28,6 +28,7 @@ from fusepass.runtime.operators import shorten
 def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch.Tensor] | None) -> LoadedModule:
     """See `fusepass.load`."""
     with Reader(path) as reader:
+        reader.check_kind("signatures", "fusepass.load_operators")
         reader.understood(lambda: check(reader.manifest, path))
         devices: Devices = reader.understood(lambda: Devices(reader.manifest["devices"], device))
         tensors = unpacked(reader.read(CONSTANTS))
@@ -99,7 +100,7 @@ def _fill(
         variant = runnable(data["variants"], devices.gpu)
         loaded.take({number for region in variant["regions"] for number in libraries_of(region)})
         takes = [(states[number], places[states[number].name]) for number in data["states"]]
-        module._signatures.append(Signature(data, functools.partial(made, variant), takes, devices))
+        module._add(Signature(data, functools.partial(made, variant), takes, devices))
     module._signatures[0].prepare()
     module._report = manifest["report"]
 

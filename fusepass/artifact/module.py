@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from fusepass import measure
-from fusepass.artifact.call import Expected, template_of
+from fusepass.artifact.call import Expected, call_text, template_of, template_text
 from fusepass.artifact.versions import autocast
 from fusepass.errors import ArtifactError
 from fusepass.runtime.memory import overlaps_written, tensor_guards
@@ -27,6 +27,10 @@ Place = tuple[dict[str, Any], str]
 """Where a tensor of the model is kept: a dict and a key."""
 
 
+_Shapes = tuple[Sequence[int] | None, ...]
+"""Of the tensors of a call."""
+
+
 class LoadedModule(nn.Module):
     """A model that `fusepass.load` read: it is called as the original was, with inputs like those that it was saved for.
 
@@ -37,6 +41,8 @@ class LoadedModule(nn.Module):
         super().__init__()
         self._model = model
         self._signatures: list[Signature] = []
+        self._of_shapes: dict[_Shapes, list[Signature]] = {}
+        self._served: dict[_Shapes, list[Signature]] = {}
         self._plain: dict[str, Any] = {}
         self._report = ""
         self.training = False
@@ -50,21 +56,29 @@ class LoadedModule(nn.Module):
                 of another kind.
         """
         if not kwargs:
-            for signature in self._signatures:
+            for signature in self._served.get(_shapes(args), ()):
                 result = signature.serve(args)
                 if result is not MISSED:
                     return result
         tensors, inputs = Template.of_call(args, kwargs)
         self._refuse([*tensors, *self.parameters()])
-        for signature in self._signatures:
+        for signature in self._of_shapes.get(_sorted(tensors), ()):
             fitting = signature.fitting(tensors, inputs, args, kwargs)
             if fitting is not None:
-                return signature.run_checked(fitting)
+                result = signature.run_checked(fitting)
+                if not kwargs and signature not in (served := self._served.setdefault(_shapes(args), [])):
+                    served.append(signature)
+                return result
         self._misfit(tensors, inputs, args, kwargs)
 
     # As torch.compiler.disable, which imports Dynamo: forward is part of no graph, and none is made of it or what it calls.
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     _frames.set_code_exec_strategy(forward.__code__, _frames._FrameExecStrategy(_SKIP, _SKIP))
+
+    def _add(self, signature: Signature) -> None:
+        """Serve the calls of `signature`, too."""
+        self._signatures.append(signature)
+        self._of_shapes.setdefault(signature.shapes, []).append(signature)
 
     def made_up(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments for a call of each signature: whole numbers are zeros, so that they are valid indices."""
@@ -96,7 +110,8 @@ class LoadedModule(nn.Module):
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> NoReturn:
         wanted: dict[str, list[str]] = {}
-        for each in self._signatures:
+        alike = [each for each in self._signatures if each.takes(tensors, inputs, args, kwargs)]
+        for each in alike or self._signatures:
             found, needed = each.problem(tensors, inputs, args, kwargs)
             wanted.setdefault(found, []).append(needed)
         told = "; ".join(f"{found}, not {_either(needed)}" for found, needed in wanted.items())
@@ -132,6 +147,11 @@ class Signature:
         self._autocast: dict[str, Any] = data["autocast"]
         self._arity = data["arity"]
         self._fit: Any = None
+
+    @property
+    def shapes(self) -> _Shapes:
+        """Those of its tensors, in the order of `_sorted`."""
+        return tuple(sorted(each.meta.shape for each in self._expected))
 
     def serve(self, args: tuple[Any, ...]) -> Any:
         """The result for these positional arguments, or `MISSED` where more than a look at the tensors is needed."""
@@ -182,17 +202,20 @@ class Signature:
         self._fit = tensor_guards(arguments).check if arguments else None
         return result
 
+    def takes(
+        self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether the call is as this one but for how its tensors lie."""
+        return self._arranged(tensors, inputs, args, kwargs) is not None
+
     def problem(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str, str]:
         """Why a call does not fit: what it has, and what was to be there."""
         found = self._arranged(tensors, inputs, args, kwargs)
         if found is None:
-            names = ", ".join(each.name for each in self._expected)
-            return (
-                "its arguments are nested otherwise, or have other numbers and text in them",
-                names or "without tensors",
-            )
+            called = call_text(args, kwargs, self._parameters)
+            return f"it is called as {called}", template_text(self._inputs, self._parameters)
         for each, tensor in zip(self._expected, found, strict=True):
             if not each.fits(tensor):
                 return each.problem(tensor)
@@ -227,6 +250,16 @@ class Signature:
             with torch._C._DisableAutocast():
                 return self._outputs.fill(call(*arguments))
         return self._outputs.fill(call(*arguments))
+
+
+def _shapes(args: tuple[Any, ...]) -> _Shapes:
+    """Those of the arguments, by which signatures for many sizes are told apart at once; None for what is no tensor."""
+    return tuple([each.shape if isinstance(each, torch.Tensor) else None for each in args])
+
+
+def _sorted(tensors: Sequence[torch.Tensor]) -> _Shapes:
+    """Those of the tensors in some order that does not depend on whether they came by position or by name."""
+    return tuple(sorted([each.shape for each in tensors]))
 
 
 def _told(autocast: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ def packed_of(graph: fx.Graph) -> bytes:
 def load(path: Path | io.BytesIO, device: torch.device | None = None) -> tuple[str, ...]:
     """See `fusepass.load_operators`."""
     with Reader(path) as reader:
+        reader.check_kind("operators", "fusepass.load")
         name = path if isinstance(path, Path) else "an artifact"
         reader.understood(lambda: versions.check(reader.manifest, name))
         constants = unpacked(reader.read(CONSTANTS))

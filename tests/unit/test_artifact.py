@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import fusepass
 from fusepass.artifact import container, machine, versions
 from fusepass.artifact.container import MANIFEST
+from fusepass.artifact.module import Signature
 from fusepass.codegen import instructions, plain
 from fusepass.errors import ArtifactError, CaptureError
 from tests.support.layout import ROOT
@@ -259,7 +260,9 @@ def test_what_a_call_writes_may_not_be_shared(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_path: Path) -> None:
+def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8)).eval()
     examples = [torch.randn(rows, 6) for rows in range(1, 13)]
     fusepass.save(fusepass.optimize(model), tmp_path / "net.fuse", examples)
@@ -276,6 +279,12 @@ def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_pa
     assert [each._call is not None for each in loaded._signatures] == [True, *[False] * 6, True, *[False] * 4]
     for example in examples:
         close(loaded(example), model(example))
+    asked: list[Signature] = []
+    serve = Signature.serve
+    monkeypatch.setattr(Signature, "serve", lambda self, args: [serve(self, args), asked.append(self)][0])
+    for example in reversed(examples):
+        close(loaded(example), model(example))
+    assert asked == loaded._signatures[::-1], "one each, however many sizes there are"
     with pytest.raises(
         ValueError, match=r"float32\[13, 6\].*or one of 9 others. Save it with an example like this one"
     ):
@@ -292,12 +301,17 @@ def test_many_sizes_share_libraries_and_are_made_ready_as_they_are_called(tmp_pa
         ({"x": X.double()}, r"x is float64\[2, 3, 6, 6\]"),
         ({"x": X.to("meta")}, "on meta"),
         ({"x": X.contiguous(memory_format=torch.channels_last)}, r"with strides \(108, 1, 18, 3\)"),
-        ({"x": X, "bias": BIAS, "power": 3.0}, "nested otherwise, or have other numbers and text in them, not x"),
-        ({"x": [X]}, "nested otherwise"),
-        ({}, "nested otherwise"),
+        (
+            {"x": X, "bias": BIAS, "power": 3.0},
+            r"it is called as \(x=tensor, bias=tensor, power=3.0\), not \(x=tensor\) or \(x=tensor, bias=tensor, power=2.0\)",
+        ),
+        ({"x": [X]}, r"called as \(x=\[tensor\]\), not \(x=tensor\)"),
+        ({"x": X.numpy()}, r"called as \(x=ndarray\), not \(x=tensor\)"),
+        ({"y": {"a": (X,)}}, r"called as \(y=\{'a': \(tensor,\)\}\), not \(x=tensor\)"),
+        ({}, r"called as \(\), not \(x=tensor\)"),
         ({"x": torch.randn(2, 3, 6, 6, dtype=torch.complex64).imag.conj()}, "strides"),
     ],
-    ids=["shape", "type", "device", "strides", "number", "nesting", "nothing", "gaps"],
+    ids=["shape", "type", "device", "strides", "number", "nesting", "numpy", "name", "nothing", "gaps"],
 )
 def test_other_inputs_are_refused(saved: Path, call: dict[str, Any], told: str) -> None:
     loaded = fusepass.load(saved)
@@ -345,6 +359,25 @@ def test_under_autocast_it_serves_calls_under_autocast(tmp_path: Path) -> None:
             torch.testing.assert_close(result, model(X))
     with pytest.raises(ValueError, match="autocast is off, not cpu bfloat16"):
         loaded(X)
+
+
+def test_a_call_with_too_much_is_told_as_it_was_made(saved: Path) -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"called as \(x=tensor, argument 2=3\), not \(x=tensor\)"):
+        fusepass.load(saved)(X, 3)
+
+
+def test_another_kind_of_file_is_no_artifact(tmp_path: Path) -> None:
+    torch.save(X, tmp_path / "x.pt")
+    with pytest.raises(ArtifactError, match=r"x.pt is no artifact of fusepass, but another zip file"):
+        fusepass.load(tmp_path / "x.pt")
+
+
+def test_files_of_operators_and_of_models_are_told_apart(saved: Path, tmp_path: Path) -> None:
+    container.write(tmp_path / "net.ops", {"operators": {}}, {})
+    with pytest.raises(ArtifactError, match=r"net.ops holds no signatures: fusepass.load_operators reads such a file"):
+        fusepass.load(tmp_path / "net.ops")
+    with pytest.raises(ArtifactError, match=r"net.fuse holds no operators: fusepass.load reads such a file"):
+        fusepass.load_operators(saved)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])

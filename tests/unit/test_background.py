@@ -30,6 +30,7 @@ from fusepass.codegen import toolchain
 from fusepass.dispatch import making
 from fusepass.report.records import CaptureRoute
 from fusepass.report.report import Report
+from tests.support.layout import ROOT
 
 SECONDS = 60.0
 
@@ -515,6 +516,13 @@ def test_a_capture_beside_leaves_no_casts_without_gradients_in_the_cache_of_auto
             assert optimised.wait(SECONDS)
         model(x).sum().backward()
     assert model[0].weight.grad is not None
+
+
+def test_warnings_of_code_without_a_file_have_its_line() -> None:
+    """As at a prompt, whose loader has no source and raises where it is asked for one."""
+    command = [sys.executable, "-c", "import fusepass.errors\nfusepass.errors.warn('said')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "<string>:2: FusepassWarning: said\n"
 
 
 def test_warnings_without_a_line_of_the_user_are_shown_all_the_same() -> None:

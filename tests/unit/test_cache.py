@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import tempfile
 import threading
 import time
 import warnings
@@ -24,9 +25,10 @@ from tests.support.cached import KEY, SOURCE, STRANGER, Compiler
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache directory, not yet made."""
+    """An empty cache directory, not yet made; what other processes leave in the system's temporary directory is not seen."""
     path = tmp_path / "cache"
     monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return path
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,9 +247,10 @@ def test_a_wrong_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.fixture
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache directory, in force."""
+    """An empty cache directory, in force; what other processes leave in the system's temporary directory is not seen."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     return directory
 

@@ -248,26 +248,35 @@ def test_a_profile_without_regions_makes_a_page() -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
-    """A headless browser without a network lays the page out: both graphs, the table and the source are in view."""
+    """A headless browser without a network, 400 pixels wide and dark: all is in view, nothing makes the page wider, the search finds."""
     assert BROWSER is not None
-    page = PROFILE.save_html(tmp_path / "profile.html")
     probe = tmp_path / "probe.html"
-    script = """<script>
+    script = """onload = () => {
+      const frame = document.querySelector('iframe').contentWindow, page = frame.document;
       const shown = (e) => { const r = e.getBoundingClientRect(); return r.width > 0 && r.height > 0; };
-      const all = (s) => [...document.querySelectorAll(s)].filter(shown).length;
-      const inside = [...document.querySelectorAll('svg rect')].every((e) => {
+      const all = (s) => [...page.querySelectorAll(s)].filter(shown).length;
+      const inside = [...page.querySelectorAll('svg rect')].every((e) => {
         const r = e.getBoundingClientRect(), s = e.ownerSVGElement.getBoundingClientRect();
         return r.left >= s.left && r.right <= s.right + 1 && r.top >= s.top && r.bottom <= s.bottom + 1; });
-      document.title = ['seen', all('rect.op'), all('rect.fused'), all('rect.operator'), all('path.edge'),
-        all('#steps tr'), all('section pre'), inside].join(' ');
-    </script>"""
-    probe.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+      const seen = ['#graph .op', '#graph .fused', '#graph .operator', '#graph .edge', '#legend dt', '#steps tr', 'section pre'].map(all);
+      const light = (what) => Math.max(...frame.getComputedStyle(page.body)[what].match(/\\d+/g).slice(0, 3).map(Number));
+      const dark = light('backgroundColor') < 64 && light('color') > 192;
+      const wide = frame.innerWidth + ' ' + (page.documentElement.scrollWidth <= frame.innerWidth);
+      const search = page.getElementById('search');
+      const find = (words) => { search.value = words; search.dispatchEvent(new frame.Event('input')); return all('#steps td:first-child') + all('section'); };
+      document.title = ['seen', ...seen, inside, 'dark', dark, 'wide', wide, 'found', ...[' SORT ', 'store()', 'none', ''].map(find)].join(' ');
+    }"""
+    piece = f'<meta name="color-scheme" content="light dark"><div style="width: 400px">{PROFILE._repr_html_()}</div>'
+    probe.write_text(
+        f"<!DOCTYPE html><title></title>{piece}<script>{script}</script>".replace("<iframe ", "<iframe frameborder=0 ")
+    )
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--blink-settings=preferredColorScheme=0"]
     command += ["--proxy-server=127.0.0.1:9", "--dump-dom", probe.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     title = re.search("<title>(.*)</title>", done.stdout)
     assert title is not None, done.stderr
-    assert title[1] == "seen 3 2 1 3 3 1 true"
+    assert title[1] == "seen 3 2 1 3 5 3 1 true dark true wide 400 true found 1 1 0 3"
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

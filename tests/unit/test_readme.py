@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -18,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import readme
+from benchmarks import figures, readme
 from fusepass import config
 from fusepass.capture.trace import Captured, capture
 from fusepass.cli import main
@@ -264,7 +266,18 @@ def test_what_was_measured_is_what_the_results_say() -> None:
     """`python -m benchmarks.readme` writes both."""
     shown = text("README.md").partition(readme.BEGIN)[2].partition(readme.END)[0]
     assert shown == readme.block()
-    assert readme.PLOT.read_text() == readme.plot()
+    drawn = Counter(map(html.unescape, re.findall(r"<text[^>]*>([^<]*)</text>", readme.PLOT.read_text())))
+    assert Counter(figures.texts(readme.shares())) <= drawn
+
+
+def test_a_figure_shows_its_bars(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    shares = {"a < b": {"eager": 0.25, "fusepass": 0.5}, "c": {"fusepass": 1.2}}
+    for _ in range(2):
+        figures.draw_shares(shares, tmp_path / "bars.svg")
+        drawn = (tmp_path / "bars.svg").read_text()
+        for text, count in (("a &lt; b", 1), ("c", 1), ("25%", 1), ("50%", 1), ("120%", 1), ("torch.compile", 0)):
+            assert drawn.count(f">{text}</text>") == count, text
 
 
 def test_a_group_that_was_not_measured_is_not_spoken_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
