@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import fx
 
@@ -14,5 +15,6 @@ class Interpreter(fx.Interpreter):
     metadata kept: the graph that AOTAutograd makes there would get ours, and perhaps a forward operator count as one of backward.
     """
 
-    def _set_current_node(self, node: fx.Node) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def _set_current_node(self, node: fx.Node) -> Iterator[None]:
+        yield

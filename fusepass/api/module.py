@@ -116,7 +116,7 @@ class OptimizedModule(nn.Module):
                 return result
             original, hooked = self.original, any(table.hooks)
             if hooked and type(original).__call__ is _CALL and dict_version(vars(original)) == table.version:
-                return self._call_impl(*args, **kwargs)
+                return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             if not (kwargs or hooked):
                 for made in table.recent:
                     result = made.serve(args)
