@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.formats import channels_last_strides
+from fusepass.codegen.lowering.interpreter import Interpreter
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.patterns.analysis.layout import BATCH_NORMALISATIONS
 from fusepass.patterns.effects import may_be_repeated
@@ -113,7 +114,7 @@ class _Layouts:
             self._changed.add(node)
 
 
-class Followed(fx.Interpreter):
+class Followed(Interpreter):
     """Runs a graph and raises `RuntimeError` where a result lies otherwise than its description says."""
 
     def run_node(self, n: fx.Node) -> Any:

@@ -35,6 +35,7 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     writes,
 )
 from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.lowering.interpreter import Interpreter
 from fusepass.codegen.lowering.registry import Call, decomposed, handler_of, has_own_decompositions, snapshot
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
 from fusepass.codegen.lowering.tracer import relaid
@@ -45,7 +46,7 @@ _SHIPPED = snapshot()
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 
 
-class _Relaid(torch.fx.Interpreter):
+class _Relaid(Interpreter):
     """Runs a graph on the meta device, giving each result the strides that capture saw.
 
     The layout of a convolution's result is the library's choice, which its meta function does not know.

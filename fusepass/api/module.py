@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fusepass.profiling.profile import Profile
 
 _dynamo_is_compiling = torch.compiler.is_dynamo_compiling
+_CALL: Callable[..., Any] = nn.Module.__call__
 _OWN = frozenset({"original", "_specialiser", "_table", "_options", "_twin", "_watch"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(getattr(nn.modules.module, f"_global{name}") for name in _HOOKS)
@@ -113,14 +114,16 @@ class OptimizedModule(nn.Module):
             result = table.door(args, kwargs)
             if result is not MISSED:
                 return result
-            if not (kwargs or any(table.hooks)):
+            original, hooked = self.original, any(table.hooks)
+            if hooked and type(original).__call__ is _CALL and dict_version(vars(original)) == table.version:
+                return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            if not (kwargs or hooked):
                 for made in table.recent:
                     result = made.serve(args)
                     if result is not MISSED:
                         table.served(made)
                         return result
-            original = self.original
-            if type(original).__call__ is not nn.Module.__call__ and _has_own_call(type(original)):  # by now
+            if type(original).__call__ is not _CALL and _has_own_call(type(original)):  # by now
                 return self._specialiser.leave(original, args, kwargs, _OWN_CALL)
             if dict_version(vars(original)) != self._specialiser.table.version:
                 self._share()

@@ -34,6 +34,7 @@ from fusepass.capture.own_draws import drawn
 from fusepass.capture.record import Recorder, cloned, copy_of, cuda_devices
 from fusepass.capture.shim import Shim, clean_metadata
 from fusepass.capture.threads import tracing_apart
+from fusepass.codegen.lowering.interpreter import Interpreter
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.config import current
 from fusepass.errors import CaptureError, warn
@@ -348,7 +349,7 @@ def _copy(state: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(copy, state.requires_grad) if isinstance(state, nn.Parameter) else copy
 
 
-class _RealRun(fx.Interpreter):
+class _RealRun(Interpreter):
     """Describes what each operator gives as eager lays it out; fake tensors guess, by rules that are not all eager's."""
 
     def __init__(self, graph: fx.GraphModule, devices: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from fusepass.background import Job
 from fusepass.capture.threads import modes_apart
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 
@@ -23,7 +24,7 @@ _FORCED = "force_compile_during_fx_trace"
 _numbers = itertools.count()
 is_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
 """Says so of the process: it may be another thread that traces."""
-IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if it fused nothing: its guards take time
+IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if its graphs save less than its guards take
 MOST_IDLE = 64  # kinds of tensors
 MOST_RECOMPILATIONS = 16  # by Dynamo, which makes sizes that change symbolic on its own
 
@@ -89,7 +90,7 @@ class Dynamo:
     What forward draws from NumPy comes from NumPy: unless told, Dynamo takes it from PyTorch's generator.
 
     Attributes:
-        fuses: whether there is a region in any graph so far.
+        saved: what each graph so far saves a call, in seconds; see `CompiledGraph.seconds_saved`.
     """
 
     kind = CaptureRoute.DYNAMO
@@ -98,11 +99,11 @@ class Dynamo:
         self, forward: Forward, name: str, options: Mapping[str, Any], fallbacks: FallbackCounter, limit: int
     ) -> None:
         self._reports: list[Report] = []
-        self.fuses = False
+        self.saved: list[float] = []
         from fusepass.training.backend import Backend  # Dynamo takes seconds to import
 
         options = {**options, "cuda_graphs": False}
-        self._backend = Backend(name, options, fallbacks=fallbacks, observe=lambda made: self._note(made.report))
+        self._backend = Backend(name, options, fallbacks=fallbacks, observe=self._note)
         self._compiled = through_dynamo(forward, self._backend, min(limit, MOST_RECOMPILATIONS))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,9 +115,9 @@ class Dynamo:
         with torch._dynamo.config.patch(asked):
             return self._compiled(*args, **kwargs)
 
-    def _note(self, report: Report) -> None:
-        self._reports.append(report)
-        self.fuses |= bool(report.regions)
+    def _note(self, made: CompiledGraph) -> None:
+        self._reports.append(made.report)
+        self.saved.append(made.seconds_saved)
 
     def reports(self) -> list[Report]:
         return list(self._reports)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.autograd import forward_ad
 
 from fusepass.dispatch.signatures import Table
 from fusepass.guards.edits import Code
@@ -22,6 +21,7 @@ from fusepass.guards.pystate import HELD
 from fusepass.guards.surroundings import entries_of, is_constant
 from fusepass.runtime import fast_path
 from fusepass.runtime.fallbacks import FallbackCounter
+from fusepass.runtime.fast_path import Form
 from fusepass.runtime.memory import tensor_guards
 from fusepass.structure import Template
 
@@ -35,7 +35,7 @@ _METHODS = ("__call__", "_call_impl")
 _Entry = tuple[dict[str, Any], str, Any]
 
 _WORTH_A_BUILD = 16
-"""Calls that record gradients before the library that serves them is built, where nothing else wanted it."""
+"""Calls of the original before the library that serves them is built, where nothing else wanted it."""
 
 _MOST_LEFT = 16
 """Kinds of calls in which nothing is gained that need no Python."""
@@ -56,17 +56,14 @@ class Originals:
         self._fallbacks = fallbacks
         self._name = name
         self._lock = lock
-        self._calls = 0  # that Python found to record gradients
+        self._calls = 0  # that Python found to be the original's
         self._kinds = 0  # of calls in which nothing is gained
         self._recording: Any = None
 
     def record(self) -> None:
         """A call in the modes that are active now records gradients: those like it need no Python."""
         with self._lock:
-            self._calls += 1
-            if self._calls == _WORTH_A_BUILD:
-                fast_path.begin()
-            made = fast_path.types()
+            made = self._library()
             if made is None:
                 return
             if self._recording is None:
@@ -75,35 +72,70 @@ class Originals:
             _follow(self._recording, self._model)
             self._table.record(self._recording)
 
-    def leave(self, tensors: Sequence[torch.Tensor], inputs: Template, code: Code | None, reason: str | None) -> None:
-        """Nothing is gained in a call like this while it runs this `code`; where there is a `reason`, it counts as a fallback."""
-        form = fast_path.Form.of(inputs, opaque=True)
-        if form is None or any(tensor.layout is not torch.strided for tensor in tensors):
-            return
+    def leave(
+        self,
+        tensors: Sequence[torch.Tensor],
+        inputs: Template,
+        code: Code | None,
+        reason: str | None,
+        *,
+        by_types: bool = False,
+    ) -> None:
+        """Nothing is gained in a call like this while it runs this `code`; where there is a `reason`, it counts as a fallback.
+
+        Calls are alike whose tensors and modes are; or, `by_types`, those with tensors of the same Python types, one of them unusual.
+        """
         with self._lock:
-            call = _left(self._model, form, tensors, code) if self._kinds < _MOST_LEFT else None
-            if call is not None:
-                self._kinds += 1
-                self._table.leave(call)
-                if reason is not None:
-                    self._fallbacks.follow(self._name, reason, call.count)
+            made = self._library()
+            form = None if made is None else Form.of(inputs, opaque=True)
+            if made is None or form is None or self._kinds == _MOST_LEFT:
+                return
+            settings: tuple[Callable[[], object], ...] = ()
+            if by_types:
+                fits = _of_types(tensors)
+            elif any(tensor.layout is not torch.strided for tensor in tensors):
+                return
+            else:
+                fits = tensor_guards(tensors).check
+                settings = torch.is_grad_enabled, functools.partial(getattr, self._model, "training", None)
+            call = _left(made, self._model, form, fits, settings, code)
+            self._kinds += 1
+            self._table.leave(call)
+            if reason is not None:
+                self._fallbacks.follow(self._name, reason, call.count)
+
+    def _library(self) -> fast_path.Types | None:
+        """What serves calls without Python; None so far. It is built for many calls if nothing else wanted it."""
+        self._calls += 1
+        if self._calls == _WORTH_A_BUILD:
+            fast_path.begin()
+        return fast_path.types()
 
 
-def _left(model: nn.Module, form: fast_path.Form, tensors: Sequence[torch.Tensor], code: Code | None) -> Any:
-    """What calls the forward of `model` for calls with such tensors in this mode; None while there is no library.
+def _left(
+    made: fast_path.Types,
+    model: nn.Module,
+    form: Form,
+    fits: Callable[..., bool],
+    settings: tuple[Callable[[], object], ...],
+    code: Code | None,
+) -> Any:
+    """What calls the forward of `model` for calls that `fits`, in these settings.
 
     It is right for all calls: what is compared may make another way better.
     """
-    made = fast_path.types()
-    if made is None:
-        return None
-    settings = torch.is_grad_enabled, functools.partial(getattr, model, "training", None)  # frozen TorchScript has none
     call = made.call(
-        (vars(forward_ad),), tensor_guards(tensors).check, None, (), settings, tuple(read() for read in settings),
+        (), fits, None, (), settings, tuple(read() for read in settings),
         model, ..., (), form.taken, tuple(range(form.tensors)), (), (), None if code is None else code.compare,
     )  # fmt: skip
     call.renew(call.moment(), ())
     return call
+
+
+def _of_types(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """What compares nothing of tensors but their Python types."""
+    types = tuple(map(type, tensors))
+    return lambda *given: tuple(map(type, given)) == types
 
 
 def _follow(made: Any, model: nn.Module) -> None:

@@ -26,7 +26,7 @@ from fusepass.dispatch.training import Training
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.fast_path import MISSED
-from fusepass.runtime.modes import obstacle
+from fusepass.runtime.modes import obstacle, unusual_type
 from fusepass.structure import Template
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Specialiser:
         tensors, inputs = Template.of_call(args, kwargs)
         reason = obstacle(tensors)
         if reason is None and not torch.is_grad_enabled() and not self.table.candidates(tensors):
-            route = self._capture_fallbacks.settled(self._key(tensors, inputs))
+            route = self._capture_fallbacks.settled(self._key(tensors, inputs), tensors)
             if route is not None:
                 return route(args, kwargs)
         if reason is None and any(map(is_lazy, self._model.parameters())):
@@ -248,6 +248,8 @@ class Specialiser:
                 return self._train(args, kwargs)
             reason = self._left_to_original(NEEDS_GRADIENTS)
         if reason is not None:
+            if self._originals is not None and unusual_type(tensors) is not None and obstacle(()) is None:
+                self._originals.leave(tensors, inputs, None, reason, by_types=True)
             return self._run_original(args, kwargs, reason)
         found = self._find(tensors, inputs)
         if found is None:

@@ -28,10 +28,15 @@ def obstacle(tensors: Sequence[torch.Tensor]) -> str | None:
         return "forward-mode differentiation is active"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
-    other = next((t for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
-    if other is None:
+    unusual = unusual_type(tensors)
+    if unusual is None:
         return "an input is a nested tensor" if any(t.is_nested for t in tensors) else None
-    return f"an input is a {type(other).__name__}"
+    return f"an input is a {unusual.__name__}"
+
+
+def unusual_type(tensors: Sequence[torch.Tensor]) -> type | None:
+    """The first type of Python's among `tensors` that may have operators of its own."""
+    return next((type(t) for t in tensors if type(t) not in (torch.Tensor, nn.Parameter)), None)
 
 
 _DEVICES = ("cpu", "cuda")

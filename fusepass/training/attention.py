@@ -25,6 +25,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusepass.capture.functional import may_write
+from fusepass.capture.threads import tracing_apart
 from fusepass.compile.splice import subgraph
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.rules.attended import LIBRARY
@@ -177,7 +178,7 @@ def _rewritten(owner: fx.GraphModule, part: _Part) -> tuple[fx.GraphModule, list
     wanted = part.root.meta["example_value"]
     mode = FakeTensorMode()  # Dynamo's has seen all that it is to see
     try:
-        with mode, torch.no_grad():
+        with tracing_apart(), mode, torch.no_grad():
             plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in values]
             traced = make_fx(functionalize(subgraph(owner, part)))(*plain)
         applied = simplify(traced)

@@ -207,8 +207,6 @@ class Backend:
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
         unbacked = next(filter(_is_unbacked, graph.graph.nodes), None) if _is_symbolic(graph) else None
-        if unbacked is not None:
-            return make_boxed_func(self._plain(graph, _reason(unbacked)))
         specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
@@ -234,21 +232,25 @@ class Backend:
             name = f"{self._name}{' (backward)' if backward else ''}{what}"
             return Later(name, unfused, make, self.jobs)
 
+        fuse = partial(self.specialise, applied=applied, emptying=False)
+        if unbacked is not None:
+            plain = make_boxed_func(self._plain(graph, _reason(unbacked)))
+            parts = {} if backward else constant_parts(graph.graph, alone=True)
+            return later(lambda: AsTraced(graph, ConstantParts(graph, parts, fuse), unfused, plain)) if parts else plain
         per_shape = PerShape(graph, specialise, limit, unfused, calls, later, guarded=not backward)
         if _is_symbolic(graph):
             parts = constant_parts(graph.graph) if inference else {}
             if not parts:
                 return per_shape
-            fuse = partial(self.specialise, applied=applied, emptying=False)
-            return later(lambda: AsTraced(graph, ConstantParts(graph, parts, fuse), per_shape))
+            return later(lambda: AsTraced(graph, ConstantParts(graph, parts, fuse), unfused, per_shape))
 
         def whole() -> Call:
             compiled = specialise(graph)
             if graphs:
-                return AsTraced(graph, replayed(compiled, static, self._name, asked=graphs is True), per_shape)
+                return AsTraced(graph, replayed(compiled, static, self._name, asked=graphs is True), unfused, per_shape)
             (output,) = graph.graph.find_nodes(op="output")
             run = calls(compiled, range(count), range(len(output.args[0])))
-            return (Backward if backward else AsTraced)(graph, run, per_shape)
+            return (Backward if backward else AsTraced)(graph, run, unfused, per_shape)
 
         return later(whole)
 

@@ -118,14 +118,21 @@ class Best(Protocol):
 
 
 class AsTraced:
-    """A graph for arguments as those that it was traced with, which Dynamo sees to: one look, at those of constant shape, is enough."""
+    """A graph for arguments as those that it was traced with, which Dynamo sees to: one look, at those of constant shape, is enough.
 
-    def __init__(self, graph: fx.GraphModule, run: Best, per_shape: PerShape) -> None:
+    Args:
+        graph: as it was traced.
+        run: what is compiled of it.
+        unfused: serves tensors that no kernel can be called with.
+        otherwise: serves other shapes, strides and types.
+    """
+
+    def __init__(self, graph: fx.GraphModule, run: Best, unfused: Unfused, otherwise: Call) -> None:
         self._boxed_call = True  # to AOTAutograd
         values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
         self._described = [Meta.of(value) if _is_constant(value) else None for value in values]
         self._compiled = run
-        self._per_shape = per_shape
+        self._unfused, self._otherwise = unfused, otherwise
         self._run: Call | None = None
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -133,11 +140,10 @@ class AsTraced:
 
     def _look(self, arguments: list[Any]) -> Any:
         """A call before it is known what serves later ones."""
-        unfused = self._per_shape.unfused
-        if unfused.serves(arguments):
-            self._run = unfused
+        if self._unfused.serves(arguments):
+            self._run = self._unfused
         elif any(map(_is_other, arguments, self._described)):
-            self._run = self._per_shape
+            self._run = self._otherwise
         else:
             run, stays = self._compiled.best()
             self._run = run if stays else None
@@ -149,7 +155,7 @@ class Backward(AsTraced):
     """As `AsTraced`, where any call may bring other arguments.
 
     The graph is traced with what PyTorch's fake kernels say that forward saves. Where that has other types (statistics of normalisations on a
-    CPU) or strides, `per_shape` serves, which looks at the arguments themselves. Gradients may be of any kind, and have any strides.
+    CPU) or strides, `otherwise` serves, which looks at the arguments themselves. Gradients may be of any kind, and have any strides.
     """
 
     _like: Callable[[Sequence[Any]], bool] | None = None
@@ -160,19 +166,19 @@ class Backward(AsTraced):
         return self._look(arguments)
 
     def _look(self, arguments: list[Any]) -> Any:
-        if self._per_shape.unfused.serves(arguments):
-            return self._per_shape.unfused(arguments)
+        if self._unfused.serves(arguments):
+            return self._unfused(arguments)
         found = [_described(argument) for argument in arguments]
         if found == self._described:
             self._run, stays = self._compiled.best()
             if stays:
                 self._like = _Like(arguments, range(len(arguments)))
             return self._run(arguments)
-        saved = self._per_shape.unfused.saved
+        saved = self._unfused.saved
         if self._run is None and found[:saved] != self._described[:saved]:
-            self._run, self._like = self._per_shape, _any
-        if any(map(_differs, found, self._described)) or self._run is self._per_shape:
-            return self._per_shape(arguments)
+            self._run, self._like = self._otherwise, _any
+        if any(map(_differs, found, self._described)) or self._run is self._otherwise:
+            return self._otherwise(arguments)
         laid = [
             value if meta is None else with_strides(value, meta)
             for value, meta in zip(arguments, self._described, strict=True)

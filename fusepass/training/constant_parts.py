@@ -63,15 +63,16 @@ class Part:
         return tuple(node for node in self.nodes if node.op != "get_attr" and not inside.issuperset(node.users))
 
 
-def constant_parts(graph: fx.Graph) -> dict[int, Part]:
+def constant_parts(graph: fx.Graph, *, alone: bool = False) -> dict[int, Part]:
     """The parts of a graph with symbolic sizes, by their stage (`_stages`); none where it is better compiled for each set of sizes.
 
     Args:
         graph: ATen operators; every node that stands for a value has it in ``meta["val"]``.
+        alone: whether it cannot be compiled for a set of sizes, as some depend on data.
     """
     constant = _constant(graph)
     stages = _stages(graph, constant)
-    if stages is None or not _pays(graph, constant):
+    if stages is None or not _pays(graph, constant, alone=alone):
         return {}
     found: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -138,11 +139,14 @@ def _stages(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, int] | Non
     return stages
 
 
-def _pays(graph: fx.Graph, constant: set[fx.Node]) -> bool:
-    """Whether the values that fusion may keep on the chip are mostly of constant sizes: those that two operators of generated code pass on."""
+def _pays(graph: fx.Graph, constant: set[fx.Node], *, alone: bool) -> bool:
+    """Whether the values that fusion may keep on the chip are mostly of constant sizes: those that two operators of generated code pass on.
+    Others do not count where fusion may keep these `alone`."""
     saved = {True: 0, False: 0}
     for node in filter(_may_fuse, graph.nodes):
         own = node in constant
+        if alone and not own:
+            continue
         if any(_may_fuse(reader) and (reader in constant) is own for reader in readers(node)):
             saved[own] += _bytes(node.meta["val"])
     return saved[True] > _LEAST_KEPT * saved[False]

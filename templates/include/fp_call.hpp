@@ -27,7 +27,7 @@ inline bool watch(PyObject* dict) {
     return watcher >= 0 && PyDict_Watch(watcher, dict) == 0;
 }
 
-inline std::uint64_t moment(PyObject*) { return changes; }
+inline std::uint64_t moment(PyObject* dicts) { return PyTuple_GET_SIZE(dicts) == 0 ? 0 : changes; }
 #else
 inline bool watch(PyObject*) { return true; }
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusepass
 from fusepass.api.module import OptimizedModule
+from fusepass.compile.pipeline import CompiledGraph
 from fusepass.dispatch.specialisation import Specialisation
 from fusepass.dispatch.specialise import Specialiser
 from fusepass.errors import FusepassWarning
@@ -403,6 +405,47 @@ class Asks(nn.Module):
 class Alone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.special.bessel_j0(x)
+
+
+class Sub(Tensor):
+    pass
+
+
+class PassingOn(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_calls_with_subclasses_need_no_python_and_are_counted() -> None:
+    model = Small()
+    fused, x, y = optimised(model), T.as_subclass(Sub), T[:2].as_subclass(Sub)
+    fused(x)
+    assert type(served(fused, x)) is type(served(fused, y)) is Sub
+    torch.testing.assert_close(served(fused, y), model(y))
+    assert counted(fused, "an input is a Sub") == 4
+    with PassingOn():
+        fused(x)
+    assert type(fused(T)) is Tensor
+    assert fused.report().regions
+    assert counted(fused, "an input is a Sub") == 5
+
+
+@pytest.mark.parametrize(("saved", "pays"), [(1e-5, False), (1e-3, True)])
+def test_dynamo_serves_where_its_graphs_save_more_than_its_guards_take(saved: float, pays: bool) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Softmax(1)).eval()
+    seen: list[Tensor] = []
+    model[1].register_forward_hook(lambda _, given, result: seen.append(result))
+    fused = optimised(model)
+    with mock.patch.object(CompiledGraph, "seconds_saved", saved):
+        for _ in range(12):
+            torch.testing.assert_close(fused(T), model(T))
+    assert len(seen) == 24
+    reasons = [refusal.reason for refusal in fused.report().refusals]
+    assert ("its graphs save less than its guards take" in reasons) is not pays
+    if not pays:
+        torch.testing.assert_close(served(fused, T), model(T))
+    fused(T[:2])
+    assert len(fused._specialiser._capture_fallbacks._gains) == 2
 
 
 @pytest.mark.parametrize("model", [Array(), Asks(), Alone()])

@@ -23,6 +23,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "a size": (lambda x, count: torch.full((count.item(),), 2.0) * x.sum() + 1, (x, count)),
     "a number": (lambda x, count: x * count.item() + 1, (x, count)),
     "a slice": (lambda x, count: (x.exp() * 2)[: count.item()] + 1, (x, count)),
+    "between": (lambda x: (x.relu() * 3 + 1)[(x * 2).sum(1) > 0].sum(0).exp() * 2 - x.sigmoid().sum(0), (x,)),
 }
 
 
@@ -35,11 +36,22 @@ def captured() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+FUSED = {
+    "a mask": ["mul_add_gt"],
+    "unique": ["mul_round_sum"],
+    "repeated": ["tanh_mul"],
+    "a slice": ["exp_mul"],
+    "between": ["relu_mul_add_sum_mul_gt", "exp_mul_sigmoid_sum_sub"],
+}
+"""The parts whose sizes are constant."""
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.invariant(47)
 def test_sizes_that_depend_on_data_serve_with_gradients(name: str) -> None:
     function, inputs = CASES[name]
-    compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}))
+    made: list[CompiledGraph] = []
+    compiled = torch.compile(function, backend=Backend("graph", {"tune": "off"}, observe=made.append))
     found = []
     for run in (compiled, function):
         first = inputs[0].clone().requires_grad_()
@@ -49,11 +61,12 @@ def test_sizes_that_depend_on_data_serve_with_gradients(name: str) -> None:
         result.sum().backward()
         found.append((result, first.grad))
     torch.testing.assert_close(*found)
+    assert [work.region.name for graph in made for work in graph.works] == FUSED.get(name, [])
 
 
 def test_the_warning_says_where_and_which_operator() -> None:
     def masked(x: Tensor) -> Tensor:
-        return (x * 2 + 1)[x > 0] * 3
+        return x[x > 0] * 3
 
     place = r"graph of masked \(test_data_dependent\.py:\d+\) runs as the original operators: what aten\.index\.Tensor gives"
     with pytest.warns(fusepass.FusepassWarning, match=place):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusepass.capture.threads import tracing_apart
+from fusepass.codegen.lowering.interpreter import Interpreter
 
 
 def together(*functions: Callable[[], None]) -> list[BaseException]:
@@ -65,3 +68,26 @@ def test_tracing_apart_replaces_nothing_that_other_threads_call() -> None:
         traced = make_fx(function)(torch.ones(2))
     assert raised == []
     torch.testing.assert_close(traced(torch.zeros(2)), torch.ones(2))
+
+
+@pytest.mark.invariant(46)
+def test_graphs_that_are_run_leave_pytorchs_metadata_to_the_thread_that_traces() -> None:
+    seen: list[object] = []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(dict(fx_traceback.get_current_meta()))
+        return x
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(noted, (graph.placeholder("x"),)))
+    for node in graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward"
+    module = fx.GraphModule(nn.Module(), graph)
+    with (
+        fx_traceback.preserve_node_meta(),
+        mock.patch.object(fx_traceback, "current_meta", {"partitioner_tag": "mine"}),
+    ):
+        fx.Interpreter(module).run(torch.ones(1))
+        assert together(lambda: Interpreter(module).run(torch.ones(1))) == []
+    assert [each["partitioner_tag"] for each in seen] == ["is_forward", "mine"]
+    assert [kind for kind in fx.Interpreter.__subclasses__() if kind.__module__.startswith("fusepass")] == [Interpreter]
