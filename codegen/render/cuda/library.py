@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cuda.contraction.convolution.multistage import multistage_text
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary_pairs import PairsWriter
 from fusepass.codegen.render.cuda.contraction.convolution.scaled import chunk_text
@@ -233,8 +234,10 @@ def _where_wanted(body: list[str], idle: str, grid: Grid) -> list[str]:
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
+    shared = read_in_place(program)
     return tuple(
-        f"{_pointer_type(buffer, kernel)} __restrict__ {pointers[buffer.name]}" for buffer in _touched(kernel, program)
+        f"{_pointer_type(buffer, kernel)}{'' if buffer.name in shared else ' __restrict__'} {pointers[buffer.name]}"
+        for buffer in _touched(kernel, program)
     )
 
 
