@@ -1,7 +1,8 @@
 """A matrix product and what is made of its rows, some rows at a time: the product is never whole in memory.
 
 Of each chunk the library makes the product, a compiled step what rows give, and over the product its gradient; then the library adds that to what
-is made of the gradients of all rows. So a chunk has one buffer, of which each element is read once and written once by the step's kernel.
+is made of the gradients of all rows. So a chunk has one buffer, of which each element is read once and written once by the step's kernel. Where
+no step is compiled, as where somebody traces the call, all rows are one chunk, and nothing is written.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ class Chunked:
     step's results for all rows, then what is made of gradients.
 
     Attributes:
-        step: the graph for `rows` rows.
+        step: takes the product and gives what rows give, then the gradient, if anything is made of it.
         rows: of a chunk; the last may have fewer.
         by_rows: for each argument of the step besides the product, whether it has a row for each of the product's.
         gradients: what is made of what the step writes over the product.
         classes: arguments that are checked.
-        runs: what computes the step, by the number of rows; its own operators where nothing is known.
+        runs: what computes the step, by the number of rows; it writes the gradient over the product.
     """
 
     step: fx.GraphModule
@@ -96,14 +97,17 @@ class Chunked:
 
     def compiled(self, count: int, compile_step: Callable[[fx.GraphModule], Run]) -> Chunked:
         """This for so many rows, with compiled steps."""
-        runs = tuple((size, compile_step(described(self.step.graph, size))) for size in self.sizes(count))
-        return replace(self, runs=runs)
+        writes = bool(self.gradients)
+        steps = [(size, described(self.step.graph, size, writes=writes)) for size in self.sizes(count)]
+        return replace(self, runs=tuple((size, compile_step(step)) for size, step in steps))
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Tensor) -> tuple[Tensor, ...]:
-        count, width = x.shape[0], weight.shape[1]
         arguments: tuple[Any, ...] = (x, weight, bias, *others)
         for each in self.classes:
             each.check(arguments[each.argument])
+        if not self.runs:
+            return self._whole(*arguments)
+        count, width = x.shape[0], weight.shape[1]
         buffer = x.new_empty((min(self.rows, count), pitch(width, x.dtype)))[:, :width]
         runs, results, sums = dict(self.runs), list[Tensor](), list[Tensor]()
         for start in range(0, count, self.rows):
@@ -114,7 +118,7 @@ class Chunked:
                 torch.mm(x[part], weight, out=product)
             else:
                 torch.addmm(bias, x[part], weight, out=product)
-            made = runs.get(len(product), self.step)(product, *given)
+            made = runs[len(product)](product, *given)
             if not start:
                 results = [each.new_empty((count, *each.shape[1:])) for each in made]
                 sums = [self._room(each, product, arguments, count) for each in self.gradients]
@@ -123,7 +127,25 @@ class Chunked:
             for whole, gradient in zip(sums, self.gradients, strict=True):
                 operand = None if gradient.operand is None else arguments[gradient.operand]
                 _add(whole, gradient.made, product, operand, part)
+        del buffer, product
         return (*results, *(each if x.dtype is torch.float16 else each.to(x.dtype) for each in sums))
+
+    def _whole(self, *arguments: Any) -> tuple[Tensor, ...]:
+        x, weight, bias, *others = arguments
+        product = x @ weight if bias is None else torch.addmm(bias, x, weight)
+        results = [*self.step(product, *others[: len(self.by_rows)])]
+        if not self.gradients:
+            return tuple(results)
+        gradient, sums = results.pop(), []
+        for each in self.gradients:
+            narrow = x.dtype is torch.float16 and not each.made.by_rows
+            dtype = torch.float32 if narrow else x.dtype
+            if each.operand is None:
+                sums.append(gradient.sum(0, dtype=torch.promote_types(dtype, torch.float32)).to(dtype))
+            else:
+                left, right = _factors(each.made, gradient, arguments[each.operand])
+                sums.append(left.to(dtype) @ right.to(dtype))
+        return (*results, *sums)
 
     def _room(self, gradient: Gradient, product: Tensor, arguments: Sequence[Tensor | None], count: int) -> Tensor:
         width, operand = product.shape[1], None if gradient.operand is None else arguments[gradient.operand]
@@ -148,8 +170,14 @@ def _add(whole: Tensor, made: Made, gradient: Tensor, operand: Tensor | None, pa
     elif made.by_rows:
         torch.mm(gradient, operand, out=whole[part])
     else:
-        left, right = (gradient.t(), operand[part]) if made is Made.LEFT else (operand[part].t(), gradient)
-        _add_product(whole, left, right, first=not part.start)
+        _add_product(whole, *_factors(made, gradient, operand[part]), first=not part.start)
+
+
+def _factors(made: Made, gradient: Tensor, operand: Tensor) -> tuple[Tensor, Tensor]:
+    """What is multiplied."""
+    if made is Made.RIGHT:
+        return operand.t(), gradient
+    return gradient.t() if made is Made.LEFT else gradient, operand
 
 
 def _add_product(whole: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
@@ -177,6 +205,7 @@ _is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_g
 @dataclass(frozen=True, eq=False)
 class Scaled:
     """Called with a tensor that nobody else has and a number; gives their product, in the memory of the tensor where backward runs for the last time.
+    A CUDA graph of backward may be replayed for one that runs again, and gets memory of its own.
 
     Attributes:
         run: writes the product over its first argument; None before it is compiled.
@@ -190,7 +219,7 @@ class Scaled:
         return self.__name__
 
     def __call__(self, value: Tensor, factor: Tensor) -> Tensor:
-        if self.run is None or _is_kept():
+        if self.run is None or _is_kept() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
             result: Tensor = scaled(value, factor)
             return result
         self.run(value, factor)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import Spec
@@ -27,7 +28,6 @@ from fusepass.compile.row_values import (
     Given,
     NotByRows,
     Value,
-    described,
     made_of,
     moved_back,
     moving,
@@ -51,8 +51,11 @@ LEAST_ROWS = 2048
 """Of a chunk: each reads and writes the gradient of the weight once more. At 4 TB/s and 750 TFLOP/s, which an H200 reaches in 16 bits, that takes
 6 % of the time of the products of so many rows, where nothing else runs meanwhile."""
 
-LEAST_BYTES = 2**27
-"""That must be saved."""
+CHUNK_BYTES = 2**28
+"""Of a chunk of the product, at least, where the memory budget is 1: beside that, launches and the gradient of the weight are little."""
+
+TILE = 128
+"""Rows that a kernel of the library computes together."""
 
 _UNIT = {torch.float16: 256.0}
 """What takes the place of the common factor, if not 1: without it small gradients would be zero in a type of few exponents."""
@@ -99,22 +102,20 @@ def _is_wide(product: fx.Node) -> bool:
 
 
 def _rows(product: fx.Node) -> int:
-    """Rows of a chunk: few, of equal size, and no more memory than half the weight where that has room for as many as pay.
+    """Rows of a chunk: as few as pay, chunks of equal size and, but for the last one, of whole tiles.
 
     Raises:
-        NotByRows: chunks do not pay.
+        NotByRows: all rows are one chunk.
     """
     x: Any = product.args[-2]
     count, width = map(int, product.meta["val"].shape)
     depth = int(x.meta["val"].shape[1])
-    chunks = -(-count // max(LEAST_ROWS, depth // 2))
-    rows = -(-count // chunks)
+    bytes_each = int(CHUNK_BYTES * current().memory_budget)
+    least = max(LEAST_ROWS, depth // 2, bytes_each // (width * product.meta["val"].dtype.itemsize))
+    chunks = round(count / least)
     if chunks < 2:
-        raise NotByRows(f"its {count} rows are one chunk, as each has {LEAST_ROWS} or more")
-    saved = (count - rows) * width * product.meta["val"].dtype.itemsize
-    if saved < LEAST_BYTES:
-        raise NotByRows(f"that would save {saved / 2**20:.0f} MiB of {LEAST_BYTES / 2**20:.0f} that pay")
-    return rows
+        raise NotByRows(f"its {count} rows are one chunk, as each has about {least} or more")
+    return -(-count // (chunks * TILE)) * TILE
 
 
 class _Rewrite:
@@ -149,9 +150,7 @@ class _Rewrite:
         for gradient in gradients:
             if gradient.meta["val"].dtype is not product.meta["val"].dtype:
                 raise NotByRows("its gradient has another type")
-            write = step.graph.call_function(aten.copy_.default, (step.product, gradient))
-            write.meta["val"] = step.product.meta["val"]
-        step.graph.output(self._outputs)
+        step.graph.output((*self._outputs, *gradients))
 
     def apply(self) -> None:
         """Put the call in chunks, and what backward makes of it, in the place of what reads the product."""
@@ -168,7 +167,7 @@ class _Rewrite:
             gradients.append(Gradient(made, None if operand is None else call_arguments.index(operand)))
         classes = [Classes(3 + step.arguments.index(node), *allowed) for node, allowed in step.classes.items()]
         by_rows = tuple(given.like is not None for given in step.given)
-        chunked = Chunked(described(step.graph, self._rows), self._rows, by_rows, tuple(gradients), tuple(classes))
+        chunked = Chunked(fx.GraphModule({}, step.graph), self._rows, by_rows, tuple(gradients), tuple(classes))
         rows = [self._described((step.count,), node.meta["val"].dtype) for node in self._outputs]
         sums = [self._sum(node, gradient) for node, gradient in zip(self._sinks, gradients, strict=True)]
         results = self._several(chunked, call_arguments, [*rows, *sums])
@@ -298,15 +297,15 @@ class _Rewrite:
         return made
 
     def _several(self, target: Any, args: Sequence[Any], values: Sequence[Tensor]) -> Iterator[fx.Node]:
-        """The results of a call that gives these."""
+        """The results of a call that gives these. It is not done again, whatever the memory budget: what it gives is small beside the product."""
         with self._graph.inserting_after(self._last):
             call = self._last = self._graph.call_function(target, tuple(args))
-        call.meta = {**self._like, "val": tuple(values)}
+        call.meta = {**self._like, "val": tuple(values), "recompute": CheckpointPolicy.MUST_SAVE}
         made = []
         for number, value in enumerate(values):
             with self._graph.inserting_after(self._last):
                 item = self._last = self._graph.call_function(operator.getitem, (call, number))
-            item.meta = {**self._like, "val": value}
+            item.meta = {**call.meta, "val": value}
             made.append(item)
         return iter(made)
 

@@ -72,18 +72,26 @@ class Given:
     columns: int | None
 
 
-def described(step: fx.Graph, rows: int) -> fx.GraphModule:
-    """A copy of a step's graph, its nodes described for another number of rows."""
+def described(step: fx.Graph, rows: int, *, writes: bool) -> fx.GraphModule:
+    """A copy of a step's graph, its nodes described for another number of rows, that `writes` its last result over the product."""
     made = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in step.nodes:
+        if node.op == "output":
+            results = [copies[result] for result in node.args[0]]  # type: ignore[union-attr, index]
+            if writes:
+                product = next(iter(copies.values()))
+                write = made.call_function(aten.copy_.default, (product, results.pop()))
+                write.meta["val"] = product.meta["val"]
+            made.output(tuple(results))
+            break
         copy = copies[node] = made.node_copy(node, copies.__getitem__)
-        value = node.meta.get("val")
+        value = node.meta["val"]
         if node.op == "placeholder":
             shape = (rows, *value.shape[1:]) if node.meta["by_rows"] else tuple(value.shape)
             strides = contiguous_strides(shape) if len(copies) > 1 else (pitch(shape[1], value.dtype), 1)
             copy.meta["val"] = Spec.described(shape, strides, value.dtype, value.device)
-        elif node.op == "call_function":
+        else:
             copy.meta["val"] = infer(copy.target, copy.args, copy.kwargs, value.device)  # type: ignore[arg-type]
     return fx.GraphModule({}, made)
 

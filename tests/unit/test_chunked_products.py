@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,7 +47,8 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks of five rows, the last of which has three, and kernels that need no compiler."""
     monkeypatch.setattr(chunks, "LEAST_ROWS", 5)
-    monkeypatch.setattr(chunks, "LEAST_BYTES", 1)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks, "TILE", 1)
     with interpreted():
         yield
 
@@ -257,7 +259,7 @@ class Watched(Backend):
             with self.seen:
                 return made.call(*arguments)
 
-        return replace(made, call=call)
+        return replace(made, call=call, without_python=lambda: (call, made.without_python()[1]))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -342,13 +344,25 @@ def test_options_keep_products_whole(option: str, value: str) -> None:
     assert not made.rewritten
 
 
-@pytest.mark.parametrize(("name", "value"), [("LEAST_ROWS", 9 * ROWS), ("LEAST_BYTES", 1 << 20)])
+@pytest.mark.parametrize(("name", "value"), [("LEAST_ROWS", ROWS), ("CHUNK_BYTES", 4 * ROWS * WORDS)])
 def test_small_products_stay_whole(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
     monkeypatch.setattr(chunks, name, value)
     given, made = inputs(), compiled(mean)
     judged(mean, step(made.loss, *given), given)
     assert not made.rewritten
-    assert {"LEAST_ROWS": "one chunk", "LEAST_BYTES": "pay"}[name] in made.reasons[0]
+    assert made.reasons[0] == f"its {ROWS} rows are one chunk, as each has about {ROWS} or more"
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(1.0, 9), (0.5, 6), (0.0, 6)])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_memory_budget_is_of_chunks_too(monkeypatch: pytest.MonkeyPatch, budget: float, rows: int) -> None:
+    """Chunks become smaller with it, of whole tiles, and are not made again in backward."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * 12 * WORDS)
+    monkeypatch.setattr(chunks, "TILE", 3)
+    given, made = inputs(), compiled(mean, memory_budget=budget)
+    judged(mean, step(made.loss, *given), given)
+    assert [len(calls_in_chunks(each.before.graph)) for each in made.graphs] == [1, 0]
+    assert made.chunked.rows == rows
 
 
 def test_losses_of_nothing_and_of_numbers_that_are_none_are_eager_s() -> None:
@@ -431,22 +445,54 @@ def test_optimised_models_train_and_infer_in_chunks() -> None:
     assert [each.rule for each in report.rewrites].count(CHUNKS) == 2
 
 
-@pytest.mark.parametrize("words", [131072, 50257])
-def test_a_kernel_reads_and_writes_each_logit_once(words: int) -> None:
-    """That of a chunk on a GPU, which is written over."""
-    x, w = torch.randn(16, 4, dtype=torch.bfloat16), torch.randn(words, 4, dtype=torch.bfloat16)
-    joint: list[fx.GraphModule] = []
+def forward_of(loss: Callable[..., Tensor], *given: Tensor) -> fx.GraphModule:
+    """Forward as the joint graph was cut, before anything is compiled."""
+    halves: list[fx.GraphModule] = []
 
     def partitioned(graph: fx.GraphModule, *args: Any, **options: Any) -> Any:
-        halves = minimum_cut(graph, *args, **options)
-        joint.append(halves[0])
+        halves.extend(minimum_cut(graph, *args, **options))
         return halves
 
     torch._dynamo.reset()
     run = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=partitioned)
-    loss = torch.compile(lambda *given: F.cross_entropy(F.linear(*given[:2]).float(), given[2]), backend=run)
-    loss(x.requires_grad_(), w.requires_grad_(), torch.arange(16)).backward()
-    graph = described(calls_in_chunks(joint[0].graph)[0].step.graph, 2048)
+    leaves = [each.requires_grad_(each.is_floating_point()) for each in given]
+    torch.compile(loss, backend=run)(*leaves).backward()
+    return halves[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_who_traces_the_call_finds_one_chunk_and_no_writes(dtype: torch.dtype) -> None:
+    graph = forward_of(weighted, *inputs(dtype))
+    (values,) = [[node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]]
+    given = [torch.rand(each.shape).to(each.dtype) if each.is_floating_point() else inputs()[-1] for each in values]
+    traced = make_fx(graph)(*given)
+    assert not any(node.target is torch.ops.aten.copy_.default or "out" in node.kwargs for node in traced.graph.nodes)
+    for found, wanted in zip(traced(*given), graph(*given), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert calls_in_chunks(graph.graph)[0].classes
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_other_batches_have_whole_products() -> None:
+    """The first size is made in chunks; what serves several is not."""
+    made = compiled(mean)
+    for samples in (3, 2, 4, 3):
+        x, w, b, t = inputs()
+        given = torch.cat([x, x])[:samples].contiguous(), w, b, torch.cat([t, t])[:samples].contiguous()
+        judged(mean, step(made.loss, *given), given)
+    assert len([each for each in made.graphs if calls_in_chunks(each.before.graph)]) == 1
+
+
+@pytest.mark.parametrize(("words", "plan"), [(131072, "fetched ahead"), (50257, "registers, packed")])
+def test_a_kernel_reads_and_writes_each_logit_once(words: int, plan: str) -> None:
+    """That of a chunk on a GPU, which is written over."""
+    x, w = torch.randn(16, 4, dtype=torch.bfloat16), torch.randn(words, 4, dtype=torch.bfloat16)
+
+    def widened(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w).float(), t)
+
+    forward = forward_of(widened, x, w, torch.arange(16))
+    graph = described(calls_in_chunks(forward.graph)[0].step.graph, 2048, writes=True)
     for node in graph.graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
@@ -458,7 +504,8 @@ def test_a_kernel_reads_and_writes_each_logit_once(words: int) -> None:
         number: write.all_input_nodes[0].name for number, write in updates_of(graph.graph, regions)[region].items()
     }
     names = [node.name for node in region.inputs]
-    program = generate(*lower(subgraph(graph, region), region.name, names, updates=updates), DeviceFacts.h200()).program
-    (kernel,) = program.kernels
+    made = generate(*lower(subgraph(graph, region), region.name, names, updates=updates), DeviceFacts.h200())
+    program, (kernel,) = made.program, made.program.kernels
+    assert plan in made.kernels[0].schedule
     assert sum(traffic(program, kernel)) < 1.01 * 2 * 2048 * words * 2
     assert [updated for _, updated in written_over(program)] == ["product"]
