@@ -1,4 +1,4 @@
-"""The head of a language model, linear and cross entropy: torch.compile's own backend, chunks by hand and fusepass side by side, time and peak.
+"""The head of a language model, linear and cross entropy: eager, torch.compile's own backend, chunks by hand and fusepass side by side, time and peak.
 
 python benchmarks/heads.py --json heads.json      # or --only 'llama|gpt', --small on a CPU
 """
@@ -134,6 +134,7 @@ def ways(loss: Loss) -> dict[str, Callable[[Tensor, Tensor, Tensor], None]]:
     """Of a step, and of the loss alone."""
     inductor, fused = (torch.compile(loss, backend=backend, dynamic=False) for backend in ("inductor", "fusepass"))
     return {
+        "eager": partial(step, loss),
         "compile": partial(step, inductor),
         "by hand": partial(by_hand, inductor),
         "fusepass": partial(step, fused),

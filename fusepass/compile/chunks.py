@@ -111,7 +111,8 @@ def _rows(product: fx.Node) -> int:
     count, width = map(int, product.meta["val"].shape)
     depth = int(x.meta["val"].shape[1])
     bytes_each = int(CHUNK_BYTES * current().memory_budget)
-    least = max(LEAST_ROWS, depth // 2, bytes_each // (width * product.meta["val"].dtype.itemsize))
+    itemsize: int = product.meta["val"].dtype.itemsize
+    least = max(LEAST_ROWS, depth // 2, bytes_each // (width * itemsize))
     chunks = round(count / least)
     if chunks < 2:
         raise NotByRows(f"its {count} rows are one chunk, as each has about {least} or more")

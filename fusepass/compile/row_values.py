@@ -78,7 +78,7 @@ def described(step: fx.Graph, rows: int, *, writes: bool) -> fx.GraphModule:
     copies: dict[fx.Node, fx.Node] = {}
     for node in step.nodes:
         if node.op == "output":
-            results = [copies[result] for result in node.args[0]]  # type: ignore[union-attr, index]
+            results = [copies[result] for result in node.args[0]]
             if writes:
                 product = next(iter(copies.values()))
                 write = made.call_function(aten.copy_.default, (product, results.pop()))
