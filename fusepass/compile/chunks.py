@@ -102,7 +102,7 @@ def _is_wide(product: fx.Node) -> bool:
 
 
 def _rows(product: fx.Node) -> int:
-    """Rows of a chunk: as few as pay, chunks of equal size and, but for the last one, of whole tiles.
+    """Rows of a chunk: as few as pay, chunks of equal size, or where that cannot be, of whole tiles but for the last one.
 
     Raises:
         NotByRows: all rows are one chunk.
@@ -116,7 +116,7 @@ def _rows(product: fx.Node) -> int:
     chunks = round(count / least)
     if chunks < 2:
         raise NotByRows(f"its {count} rows are one chunk, as each has about {least} or more")
-    return -(-count // (chunks * TILE)) * TILE
+    return count // chunks if count % chunks == 0 else -(-count // (chunks * TILE)) * TILE
 
 
 class _Rewrite:
