@@ -74,7 +74,7 @@ class Config:
         dump: directory that receives the IR after each pass, and the source; None writes nothing
             (``FUSEPASS_DUMP``).
         disable: names of the rules and patterns that are not applied, or such a text as the variable holds; `teams`
-            among them: no blocks share rows;
+            among them: no blocks share rows; `chunks`: no matrix product is made in chunks of rows;
             `ALL` among them means never to fuse (``FUSEPASS_DISABLE``, with commas; ``1`` is ``all``).
         algebra: which rewrite rules may be applied: ``"safe"``, ``"finite"`` or ``"off"``, see `Algebra`
             (``FUSEPASS_ALGEBRA``).

@@ -31,9 +31,11 @@ from fusepass.codegen.ir.program import Kernel
 Need = Axis | ReductionResult | Prefix
 
 _WORD = 4  # bytes of a register
-_SIMPLE = frozenset(
-    {Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.TERM, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM}
-)  # an instruction or two
+_SIMPLE = frozenset({
+    Op.CAST, Op.ADD, Op.SUB, Op.MUL, Op.TERM, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM,
+    Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.WHERE,
+})  # fmt: skip
+"""Of an instruction or two."""
 
 
 class Dataflow:
@@ -131,7 +133,7 @@ def rematerialised(kernel: Kernel, dataflow: Dataflow, kept: Sequence[Kept]) -> 
 
 def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
     """As `kept_values` without reductions' results, where room is shorter than arithmetic: what they are made of, if that
-    is plain loads which take less room, and simple to compute again."""
+    is plain loads which take less room, and simple to compute again. What is the same for all columns is computed once, and may be anything."""
     values = kept_values(kernel, dataflow, stats=False)
     cols, loads = frozenset(kernel.cols), dict[int, Kept]()
     for value in values:
@@ -139,14 +141,16 @@ def kept_in_memory(kernel: Kernel, dataflow: Dataflow) -> tuple[Kept, ...]:
             if isinstance(node, Load) and dataflow.needs(node) & cols:
                 known = loads.get(id(node), value)
                 loads[id(node)] = Kept(node, min(value.first, known.first), max(value.last, known.last))
-            elif not _is_short(node):
+            elif not _is_short(node) and dataflow.needs(node) & cols:
                 return values
     found = tuple(loads.values())
     return found if _bytes(found) < _bytes(values) else values
 
 
 def _is_short(node: Expr) -> bool:
-    return isinstance(node, Load | Const | ReductionResult) or (isinstance(node, Apply) and node.op in _SIMPLE)
+    return isinstance(node, Load | Const | Position | ReductionResult) or (
+        isinstance(node, Apply) and node.op in _SIMPLE
+    )
 
 
 def _bytes(kept: Sequence[Kept]) -> int:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fusepass.codegen.ir.expr import Gather, Load, Window, walk
 from fusepass.codegen.ir.outline import Outline
-from fusepass.codegen.ir.program import Program, Ref
+from fusepass.codegen.ir.program import Kernel, Program, Ref
 
 
 def written_over(program: Program) -> tuple[tuple[str, str], ...]:
     """Those of ``program.updates`` whose output may have the memory of its input.
 
-    The one kernel that writes the output comes behind all that read the input, but for what it stores `once` in this very place. And it comes
-    behind all that may fail, for which the caller runs the original operators on inputs as they were: kernels with teams, which may not fit the
-    device, and none reports a place outside of its buffer.
+    The one kernel that writes the output comes behind all that read the input. It may itself read what it stores `once` in this very place, and
+    each element where it writes it, once all reductions of the row have read it. And it comes behind all that may fail, for which the caller runs
+    the original operators on inputs as they were: kernels with teams, which may not fit the device, and none reports a place outside of its buffer.
     """
     if isinstance(program, Outline):
         return program.updates
     if any(kernel.checks for kernel in program.kernels):
         return ()
     return tuple(pair for pair in program.updates if _is_last(program, *pair))
+
+
+def read_in_place(program: Program) -> frozenset[str]:
+    """The buffers that may be the same memory in the kernel that reads one element by element and writes the other."""
+    pairs = written_over(program)
+    return frozenset(
+        name
+        for kernel in program.kernels
+        for pair in pairs
+        for name in pair
+        if {*pair} <= kernel.buffers and _is_in_place(kernel, *pair)
+    )
 
 
 def _is_last(program: Program, output: str, updated: str) -> bool:
@@ -33,4 +46,17 @@ def _is_last(program: Program, output: str, updated: str) -> bool:
     if kernel.when is not None or kernel.rest or any(updated in each.reads or each.team is not None for each in behind):
         return False
     stored_once = any(store.buffer == output for store in kernel.once)
-    return updated not in (replace(kernel, once=()) if stored_once else kernel).reads
+    reads = (replace(kernel, once=()) if stored_once else kernel).reads
+    return updated not in reads or _is_in_place(kernel, output, updated)
+
+
+def _is_in_place(kernel: Kernel, output: str, updated: str) -> bool:
+    """Whether all that `kernel` reads of `updated` is the element that it writes to `output`, which is all that it writes for each element."""
+    if kernel.anchor is not None or kernel.partials is not None or len(kernel.stores) != 1:
+        return False
+    (store,) = kernel.stores
+    nodes = (*kernel.nodes, *walk(*(each.value for each in kernel.once)))
+    if any(isinstance(node, Window) for node in nodes):  # of which neighbouring blocks compute the same elements
+        return False
+    read = [node for node in nodes if isinstance(node, Load | Gather) and node.buffer == updated]
+    return store.buffer == output and all(isinstance(node, Load) and node.index == store.index for node in read)

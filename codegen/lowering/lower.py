@@ -130,7 +130,7 @@ def lower(
             values[node] = _lower_node(context, node, values)
         elif node.op == "get_attr":
             values[node] = _constant(context, lowered, node)
-    outputs = _store_outputs(context, _outputs(graph), _outputs(lowered), values)
+    outputs = _store_outputs(context, _outputs(graph), _outputs(lowered), values, updates or {})
     if context.calls and any(kernel.scans for kernel in context.kernels):
         raise Unsupported("a scan of what a convolution or matrix product gives")
     order = {role: number for number, role in enumerate(Role)}
@@ -195,6 +195,7 @@ def _store_outputs(
     captured: Sequence[torch.fx.Node],
     lowered: Sequence[torch.fx.Node],
     values: Mapping[torch.fx.Node, Any],
+    updates: Collection[int],
 ) -> tuple[str, ...]:
     """Give every output memory with the type and strides that PyTorch gave it.
 
@@ -206,7 +207,7 @@ def _store_outputs(
             raise Unsupported(f"{node.args[0]}: a result that only its backward pass would use")
         fake = was.meta["val"]
         buffer = context.add_buffer(f"out{number}", dtype_of(fake.dtype), fake.shape, fake.stride(), Role.OUTPUT)
-        if buffer.extent > buffer.numel:
+        if buffer.extent > buffer.numel and number not in updates:
             raise Unsupported("an output whose memory has gaps")
         if buffer.extent < buffer.numel:
             raise Unsupported("an output that overlaps itself")

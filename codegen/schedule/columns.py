@@ -13,6 +13,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.transpose import Transpose, close_by, near_step, neighbours, pace
+from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.plan import Keep
@@ -205,10 +206,12 @@ def overlapping(plan: Columns, shape: Shape, most_again: float = _MOST_AGAIN) ->
     """`plan` with blocks that overlap by a sector, where they would store parts of sectors at both ends of each column.
 
     A sector that is written in part takes the memory several times as long. Reading it twice, mostly from the L2 cache, and computing
-    it twice is less, unless there is much to compute.
+    it twice is less, unless there is much to compute. What may be written over must not be read by another block.
     """
     axis, kernel = shape.row_axis, shape.kernel
     if not plan.keep.in_registers or plan.exchanges or axis is None or not kernel.stores:
+        return plan
+    if read_in_place(shape.program) & kernel.writes:
         return plan
     nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
     sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)

@@ -25,6 +25,8 @@ from fusepass.codegen import build, instructions
 from fusepass.codegen.detect import device_facts, taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.machine import ARCHITECTURES
+from fusepass.compile.chunked import Chunked
+from fusepass.compile.chunks import CHUNKS
 from fusepass.compile.pipeline import CompiledGraph, compile_graph, operators_of
 from fusepass.config import override
 from fusepass.errors import ArtifactError, BuildError, CaptureError
@@ -140,7 +142,11 @@ def _signature(
     captured = made.captured
     if captured.conditions:
         raise ArtifactError(f"{type(model).__name__} branches on values of tensors, which an artifact cannot")
-    compiled = [made.compiled if facts is None else _compiled_for(optimised, call, captured, facts) for facts in wanted]
+    whole = not any(isinstance(node.target, Chunked) for node in captured.graph.graph.nodes)
+    compiled = [
+        made.compiled if facts is None and whole else _compiled_again(optimised, call, captured, facts)
+        for facts in wanted
+    ]
     tensors, _ = Template.of_call(args, kwargs)
     forward = optimised._specialiser.original
     positional = positional_names(forward, len(args))
@@ -164,16 +170,25 @@ def _parameters(forward: Any) -> list[str]:
     return [each.name for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
 
 
-def _compiled_for(optimised: OptimizedModule, call: _Call, captured: Captured, facts: DeviceFacts) -> CompiledGraph:
-    """The same call for another architecture, on which nothing can be measured."""
+def _compiled_again(
+    optimised: OptimizedModule, call: _Call, captured: Captured, facts: DeviceFacts | None
+) -> CompiledGraph:
+    """The same call without products in chunks, which a file has no form for; with `facts` for another architecture, on which nothing can be
+    measured."""
     model, (args, kwargs) = optimised.original, call
-    with override(**{**optimised._options, "tune": "off"}), taken_for(facts), torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        config = stack.enter_context(override(**optimised._options))
+        stack.enter_context(override(disable=config.disable | {CHUNKS}))
+        if facts is not None:
+            stack.enter_context(override(tune="off"))
+            stack.enter_context(taken_for(facts))
+        stack.enter_context(torch.no_grad())
         again = capture(model, args, kwargs)
         if isinstance(again, CaptureFailure) or again.state_indices != captured.state_indices:
             raise CaptureError(f"{type(model).__name__} is captured otherwise the second time")
         compiled = compile_graph(again.graph, name=type(model).__name__, exact_inputs=True)
     lost = [f"{work.region.name}: {reason}" for work in compiled.works for reason in work.lost.values()]
-    if lost:
+    if lost and facts is not None:
         raise ArtifactError(f"{type(model).__name__} cannot be built for {facts.arch}: {'; '.join(lost)}")
     return compiled
 

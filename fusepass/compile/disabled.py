@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from fusepass.autotune.whole_graph import WHOLE_GRAPH
 from fusepass.codegen.generate import TEAMS
+from fusepass.compile.chunks import CHUNKS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
 from fusepass.patterns.channels_last import CHANNELS_LAST
@@ -28,6 +29,7 @@ def warn_of_unknown_names() -> None:
         CHANNELS_LAST,
         WHOLE_GRAPH,
         TEAMS,
+        CHUNKS,
         ALL,
     }
     for name in sorted(disabled - known):

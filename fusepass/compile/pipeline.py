@@ -32,6 +32,8 @@ from fusepass.codegen.search.space import handed_format
 from fusepass.compile.alike import follow, note_alike
 from fusepass.compile.boundary_views import edges
 from fusepass.compile.casts import gather_casts
+from fusepass.compile.chunked import compile_steps
+from fusepass.compile.chunks import chunk_products
 from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.draws import gather_draws
@@ -168,7 +170,7 @@ def compile_graph(
         correct(graph.graph)
         split_dropout(graph.graph)
         group_queries(graph.graph)
-        applications = [*applied, *simplify(graph)]
+        applications = [*applied, *chunk_products(graph.graph), *simplify(graph)]
     if exact_inputs:
         tell("layout")
         with clock.stage("layout"):
@@ -201,6 +203,13 @@ def compile_graph(
             work.writes = [way.results[number] for number in way.written]
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
         direct = splice(graph, regions, own_ways, called)
+        steps: list[CompiledGraph] = []
+
+        def compile_step(step: fx.GraphModule) -> Callable[..., tuple[Any, ...]]:
+            steps.append(compile_graph(step, name=name, fallbacks=counter))
+            return steps[-1].call
+
+        compile_steps(direct.graph, compile_step)
         gather_casts(direct)
         write_lists_in_place(direct)
         write_rows_in_place(direct)
@@ -225,7 +234,7 @@ def compile_graph(
         keep_code(direct)
         for work in works:
             work.let_go()
-    report = summary(name, graph, parts, works, applications, clock.seconds)
+    report = summary(name, graph, parts, works, applications, clock.seconds, [step.report for step in steps])
     _log_report(report)
 
     @functools.cache

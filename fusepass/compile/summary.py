@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,8 @@ from fusepass.autotune.work import Work
 from fusepass.codegen.generate import Generated, anchor_traffic
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.source import Target
+from fusepass.compile.chunked import Chunked, Scaled
+from fusepass.compile.chunks import KEPT_WHOLE
 from fusepass.patterns.partition import Partition
 from fusepass.patterns.simplify import Application
 from fusepass.report.report import (
@@ -36,6 +38,7 @@ def summary(
     works: Sequence[Work],
     applications: Sequence[Application],
     seconds: Mapping[str, float],
+    steps: Sequence[Report] = (),
 ) -> Report:
     """The report of one captured graph.
 
@@ -46,6 +49,7 @@ def summary(
         works: its regions, at the end of the pipeline.
         applications: the rewrites, in order.
         seconds: per stage, in the order in which they ran.
+        steps: of graphs that calls of `graph` run for each chunk of a product.
     """
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     written = {write.name for work in works for write in work.writes}
@@ -54,18 +58,29 @@ def summary(
         model=name,
         device=str(devices[0]) if devices else "cpu",
         capture=CaptureRoute.TRACED,
-        regions=tuple(_region_report(work) for work in works),
-        refusals=tuple(RefusalReport(r.node, r.target, r.reason) for r in parts.refusals if r.node not in written),
+        regions=(*map(_region_report, works), *(region for step in steps for region in step.regions)),
+        refusals=tuple(_refusals(calls, parts, written)),
         rewrites=tuple(
             RewriteReport(a.rule, a.node, a.before.flops, a.after.flops, a.before.bytes, a.after.bytes)
             for a in applications
         ),
-        ops_total=sum(not _is_getitem(node) for node in calls),
+        ops_total=sum(not _is_getitem(node) for node in calls) + sum(step.ops_total for step in steps),
         ops_fused=len(written)
+        + sum(step.ops_fused for step in steps)
         + sum(not _is_getitem(node) for work in works if work.state is RegionState.FUSED for node in work.region.nodes),
         seconds=tuple(seconds.items()),
         graphs=(_nodes(graph, works),),
     )
+
+
+def _refusals(calls: Sequence[fx.Node], parts: Partition, written: set[str]) -> Iterator[RefusalReport]:
+    in_chunks = {node.name for node in calls if isinstance(node.target, Chunked | Scaled)}
+    for refusal in parts.refusals:
+        if refusal.node not in in_chunks | written:
+            yield RefusalReport(refusal.node, refusal.target, refusal.reason)
+    for node in calls:
+        if KEPT_WHOLE in node.meta:
+            yield RefusalReport(node.name, _packet(node), node.meta[KEPT_WHOLE])
 
 
 def _nodes(graph: fx.GraphModule, works: Sequence[Work]) -> tuple[GraphNode, ...]:

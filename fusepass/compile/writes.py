@@ -7,6 +7,7 @@ take lists of tensors, and on CUDA one kernel then serves many of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def gather_writes(graph_module: fx.GraphModule) -> None:
 def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[int, fx.Node]]:
     """The one region that may write over inputs of the graph what is written there at its end: by the number of its output, the write.
 
-    Empty where writes are left that are not of this region, or where something else reads what is overwritten, or the output.
+    Empty where writes are left that are not of this region, or where something else reads what is overwritten, or the output. An output is from
+    then on described as what it is written over, whose rows may lie apart.
 
     Args:
         graph: flat; every node has a tensor in ``meta["val"]``.
@@ -76,13 +78,22 @@ def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[
     inside = {*region.nodes, *last, graph.output_node()}
     for write, target, value in pairs:
         alone = value in region.outputs and list(value.users) == [write] and target in region.inputs
-        if (
-            not alone
-            or not inside.issuperset(target.users)
-            or Meta.of(value.meta["val"]) != Meta.of(target.meta["val"])
-        ):
+        if not alone or not inside.issuperset(target.users) or not _is_alike(value.meta["val"], target.meta["val"]):
             return {}
+    for _, target, value in pairs:
+        value.meta["val"] = target.meta["val"]
     return {region: {region.outputs.index(value): write for write, _, value in reversed(pairs)}}
+
+
+def _is_alike(value: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether a kernel may store `value` where `target` is: as it lies, or both row by row, with gaps behind the rows of `target`."""
+    made, there = Meta.of(value), Meta.of(target)
+    if made == there:
+        return True
+    dims = range(target.dim() - 1)
+    apart = all(target.stride(dim) >= target.shape[dim + 1] * target.stride(dim + 1) for dim in dims)
+    alike = replace(made, strides=there.strides) == there
+    return alike and value.is_contiguous() and target.dim() > 1 and target.stride(-1) == 1 and apart
 
 
 def trailing(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -129,7 +129,7 @@ class Backend:
         if reason is not None:
             return self._plain(graph, reason)
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
-            given, applied = with_attention(graph)
+            given, applied = with_attention(graph)  # the partitioner adds to these
             visible = sys.maxsize
             # Those who do not ask get launches, until the trial of a step was measured on a GPU.
             step = Step(self._name, asked=True) if current().cuda_graphs is True else None
@@ -137,7 +137,7 @@ class Backend:
             def cut(*args: Any, num_fwd_outputs: int, **kwargs: Any) -> Any:
                 nonlocal visible
                 visible = num_fwd_outputs
-                return partition_joint(*args, num_fwd_outputs=num_fwd_outputs, **kwargs)
+                return partition_joint(*args, num_fwd_outputs=num_fwd_outputs, applied=applied, **kwargs)
 
             try:
                 compiler = aot_autograd(

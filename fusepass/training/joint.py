@@ -31,11 +31,13 @@ from torch.utils import _pytree as pytree
 from fusepass.capture.threads import replaced
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.tracer import Spec
+from fusepass.compile.chunks import chunk_products
 from fusepass.compile.corrections import correct
 from fusepass.compile.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.opclass import OpClass, classify
+from fusepass.patterns.simplify import Application
 from fusepass.patterns.traffic import nbytes
 from fusepass.training.budget import budget, within_budget
 from fusepass.training.compared import is_saved, save_compared
@@ -62,13 +64,23 @@ _OF_A_SHAPE = frozenset({
 
 
 def partition_joint(
-    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    applied: list[Application] | None = None,
+    **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph of a joint one, as is best on its device; a `partition_fn` of AOTAutograd."""
+    """The forward and the backward graph of a joint one, as is best on its device; a `partition_fn` of AOTAutograd.
+
+    Args:
+        applied: takes in the rewrites.
+    """
     values = (node.meta.get("val") for node in joint.graph.find_nodes(op="placeholder"))
     on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
     if on_gpu or budget() < 1:
-        return minimum_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        return minimum_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, applied=applied, **options)
+    _chunk(joint, applied)
     skip_detached(joint.graph)
     joint.graph.eliminate_dead_code()
     note_rounded(joint.graph)
@@ -76,10 +88,16 @@ def partition_joint(
 
 
 def minimum_cut(
-    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    applied: list[Application] | None = None,
+    **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two graphs such that as few bytes as may be are saved, and no more than the budget allows, and backward computes the rest again."""
     correct(joint.graph)
+    _chunk(joint, applied)
     describe_by_fakes(joint.graph)
     skip_detached(joint.graph)
     forget_numbers(joint.graph)
@@ -113,6 +131,14 @@ def describe_by_fakes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map_only(Spec, fake, node.meta["val"])
+
+
+def _chunk(joint: fx.GraphModule, applied: list[Application] | None) -> None:
+    """Make wide products in chunks, which takes backward's part of them to forward."""
+    tangents = [node for node in joint.graph.find_nodes(op="placeholder") if "tangents" in node.name]
+    found = chunk_products(joint.graph, tangents)
+    if applied is not None:
+        applied += found
 
 
 _size_of = partitioners._size_of

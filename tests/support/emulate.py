@@ -18,6 +18,7 @@ import pytest
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.render.cuda.headers import ALL as HEADERS
 from fusepass.codegen.source import Source
 from fusepass.codegen.toolchain import CUDA_FLAGS, include_directory
@@ -55,15 +56,18 @@ NUMPY = {
 
 
 def emulate(
-    program: Program, source: Source, inputs: Mapping[str, np.ndarray], *, shift: int = 0
+    program: Program, source: Source, inputs: Mapping[str, np.ndarray], *, shift: int = 0, in_place: bool = False
 ) -> dict[str, np.ndarray]:
     """Every output of `source`, rendered from `program`, as flat arrays.
 
     Inputs are flat arrays that cover their buffer's extent; they start `shift` elements past a multiple of 16 bytes.
     Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input; an asynchronous copy
-    from outside of every buffer ends the process.
+    from outside of every buffer ends the process. With `in_place`, outputs that may be written over inputs are.
     """
     memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
+    for output, updated in written_over(program) if in_place else ():
+        memory[updated].written = True
+        memory[output] = memory[updated]
     library = ctypes.CDLL(str(_compiled(source)))
     library.emulation_no_buffers()
     for each in memory.values():
@@ -93,10 +97,11 @@ class _Memory:
         self.pointer = raw.ctypes.data + start
         self.range = self.pointer, raw.ctypes.data + self.stop
         self.before = raw.copy()
+        self.written = buffer.role in (Role.OUTPUT, Role.TEMP)
 
     def check(self) -> None:
         same = self.raw == self.before
-        if self.buffer.role in (Role.OUTPUT, Role.TEMP):
+        if self.written:
             same[self.start : self.stop] = True
         assert same.all(), f"wrote outside {self.buffer.name}"
 

@@ -23,6 +23,7 @@ from fusepass.artifact import container, machine, versions
 from fusepass.artifact.container import MANIFEST
 from fusepass.artifact.module import Signature
 from fusepass.codegen import instructions, plain
+from fusepass.compile import chunks
 from fusepass.errors import ArtifactError, CaptureError
 from tests.support.layout import ROOT
 
@@ -211,6 +212,22 @@ def test_statistics_in_training_are_written(tmp_path: Path) -> None:
         close(loaded(X), twin(X))
     close(dict(loaded.state_dict()), dict(twin.state_dict()))
     assert loaded.state_dict()["1.num_batches_tracked"] == 3
+
+
+@torch.no_grad()
+def test_products_in_chunks_are_whole_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loss(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).logsumexp(1).mean()
+
+    for name, value in (("LEAST_ROWS", 5), ("CHUNK_BYTES", 1), ("TILE", 1)):
+        monkeypatch.setattr(chunks, name, value)
+    model, x = Loss(6, 40), torch.randn(20, 6)
+    fused = fusepass.optimize(model)
+    close(fused(x), model(x))
+    assert chunks.CHUNKS in [each.rule for each in fused.report().rewrites]
+    fusepass.save(fused, tmp_path / "net.fuse", x)
+    close(fusepass.load(tmp_path / "net.fuse")(x), model(x))
 
 
 @torch.no_grad()

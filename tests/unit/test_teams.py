@@ -442,6 +442,10 @@ def test_a_value_that_is_simple_to_compute_again_is_not_kept_beside_what_it_is_m
     assert kept(lambda x: F.layer_norm(x * 2 + 1, (50,)) + x) == ["f32"]
     assert kept(lambda x: F.layer_norm(x, (50,)), torch.float16) == ["f16"]
     assert kept(lambda x: F.layer_norm(x.sin(), (50,)) + x) == ["f32", "f32"]  # a sine costs more than room
+    chosen = lambda x: torch.where(torch.arange(50) == (x[:, :1] * 9).sin().long(), 0, x)  # noqa: E731
+    assert kept(lambda x: chosen(x).softmax(1), torch.float16) == [
+        "f16"
+    ]  # nor a comparison with what is the same for all columns, however that is made
 
 
 def test_teams_can_be_switched_off() -> None:

@@ -65,11 +65,16 @@ def updating(*kernels: Kernel, **changes: Any) -> Program:
 
 
 EARLY = (doubled("x", "new", "first"), COUNT, doubled("x", "out", "second"))
+REVERSED = replace(EARLY[0], stores=(Store("new", axis_index(ROW), B.load("x", axis_index(ROW) * -1 + 7, F32)),))
 LAST = (doubled("x", "out", "first"), doubled("out", "new", "second", once=COUNT.stores))
 
 PROGRAMS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "the last kernel writes what none reads any more": (updating(*LAST), ("new", "m")),
-    "it reads what it writes over, element by element": (updating(*reversed(EARLY)), ()),
+    "it reads what it writes over, element by element": (updating(*reversed(EARLY)), ("new", "m")),
+    "it reads another element than it writes over": (updating(EARLY[2], COUNT, REVERSED), ("m",)),
+    "it writes more than one number for an element": (
+        updating(COUNT, replace(EARLY[0], stores=(*EARLY[0].stores, *EARLY[2].stores))), ("m",)
+    ),
     "a later kernel reads what it writes over": (updating(LAST[1], LAST[0], doubled("x", "out", "third")), ("m",)),
     "a later kernel may not be launched": (
         updating(*LAST, replace(LAST[0], name="third", team=Team(2, 1, "exchange"))), ()
@@ -78,9 +83,9 @@ PROGRAMS: dict[str, tuple[Program, tuple[str, ...]]] = {
         updating(LAST[0], replace(LAST[1], team=Team(2, 1, "exchange"))), ("new", "m")
     ),
     "the last kernel may have nothing to do": (
-        updating(LAST[0], replace(LAST[1], once=(), when="x"), COUNT), ()
+        updating(LAST[0], replace(LAST[1], once=(), when="x"), COUNT), ("m",)
     ),
-    "another kernel writes the rest": (updating(LAST[0], replace(LAST[1], once=(), rest=True), COUNT), ()),
+    "another kernel writes the rest": (updating(LAST[0], replace(LAST[1], once=(), rest=True), COUNT), ("m",)),
     "the library reads it": (
         updating(*LAST, calls=(LibraryCall("y", "aten.t.default", (Ref("x"),)),)), ("m",)
     ),
@@ -132,7 +137,7 @@ def test_writes_come_last_and_counts_with_them(kernels: Sequence[Kernel]) -> Non
 def test_outputs_of_another_shape_are_left_to_the_caller() -> None:
     other = (Buffer("z", F32, (4,), (1,), Role.INPUT), Buffer("w", F32, (4,), (1,), Role.OUTPUT))
     j = Axis("j", 4)
-    kernel = Kernel("w", (j,), (), (), (), (Store("w", axis_index(j), B.load("z", axis_index(j), F32)),))
+    kernel = Kernel("w", (j,), (), (), (), (Store("w", axis_index(j), B.load("z", axis_index(j) * -1 + 3, F32)),))
     program = updating(*EARLY, kernel, buffers=(*BUFFERS, *other), updates=(*UPDATES, ("w", "z")))
     program = replace(program, inputs=("x", "n", "z"), outputs=("new", "m", "out", "w"))
     made = store_once(write_last(program, B), B)

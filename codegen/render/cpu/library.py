@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cpu.kernel import kernel_body
 from fusepass.codegen.render.cpu.loops import FAULT, memory_type
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
@@ -51,6 +53,7 @@ def render_cpu(
     pointers = {buffer.name: names.exact(buffer.name) for buffer in program.arguments}
     checks = any(kernel.checks for kernel in program.kernels)
     kernels, calls, used = [], [], frozenset[str]()
+    shared = read_in_place(program)
     for number, kernel in enumerate(program.kernels):
         if kernel.row_count == 0:
             continue
@@ -59,7 +62,7 @@ def render_cpu(
         plan = cpu_schedule(kernel, program, facts, general=general, rank=overrides.rank_of(number))
         name = names.exact(kernel.name)
         report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
-        parameters = [*(_parameter(buffer, kernel, pointers[buffer.name]) for buffer in touched), *report[0]]
+        parameters = [*(_parameter(buffer, kernel, pointers[buffer.name], shared) for buffer in touched), *report[0]]
         parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
         once = stored_once(kernel, program, pointers, names)
         body = (*once, *kernel_body(kernel, program, plan, pointers, names.copy()))
@@ -101,9 +104,10 @@ def _kernel_comment(kernel: Kernel, name: str, plan: CpuSchedule) -> tuple[str, 
     return (what,) if plan.general else (what, describe_cpu(kernel, plan))
 
 
-def _parameter(buffer: Buffer, kernel: Kernel, pointer: str) -> str:
+def _parameter(buffer: Buffer, kernel: Kernel, pointer: str, shared: Collection[str]) -> str:
     constant = "" if buffer.name in kernel.writes else "const "
-    return f"{constant}{memory_type(buffer.dtype)}* __restrict {pointer}"
+    restrict = "" if buffer.name in shared else " __restrict"
+    return f"{constant}{memory_type(buffer.dtype)}*{restrict} {pointer}"
 
 
 def _description(buffer: Buffer) -> str:

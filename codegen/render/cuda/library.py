@@ -7,6 +7,7 @@ from typing import Any
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
+from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cuda.families import laid
 from fusepass.codegen.render.cuda.family import Family, Place, Plan
 from fusepass.codegen.render.cuda.headers import INDIRECT, headers_of
@@ -154,8 +155,10 @@ def _kernel_text(
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
+    shared = read_in_place(program)
     return tuple(
-        f"{_pointer_type(buffer, kernel)} __restrict__ {pointers[buffer.name]}" for buffer in _touched(kernel, program)
+        f"{_pointer_type(buffer, kernel)}{'' if buffer.name in shared else ' __restrict__'} {pointers[buffer.name]}"
+        for buffer in _touched(kernel, program)
     )
 
 
