@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.rounding import is_half
 from fusepass.patterns.effects import is_random, writes
@@ -102,7 +102,7 @@ def _packet(node: fx.Node) -> object:
     return getattr(node.target, "overloadpacket", None)
 
 
-def _call(graph: fx.Graph, target: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any) -> fx.Node:
     made = graph.call_function(target, args, kwargs)
     made.meta |= {"val": infer(target, args, kwargs, torch.device("cpu")), ONCE: True}
     return made

@@ -137,8 +137,10 @@ def _is_written(parameter: fx.Node) -> bool:
 
 def _is_packable(node: fx.Node) -> bool:
     """Whether the library may compute `node`, a convolution of images that are channels last or a product, by a weight made once."""
-    value = node.meta.get("val")
-    if node.target not in (aten.convolution.default, *_PRODUCTS) or value.dtype not in _types() or not value.numel():
+    if node.target not in (aten.convolution.default, *_PRODUCTS):
+        return False
+    value = node.meta["val"]
+    if value.dtype not in _types() or not value.numel():
         return False
     call, given = Call.of([node]), arguments(node)
     if ONCE not in call.weight.meta or (call.bias is not None and ONCE not in call.bias.meta):
