@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,16 +14,35 @@ from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.channels_last import CHANNELS_LAST, Followed, laid_out, wanted
 from fusepass.patterns.cost import Cost
-from fusepass.patterns.packing import PACKED_WEIGHTS, pack, packable
+from fusepass.patterns.packing import PACKED_WEIGHTS, pack, packable, packed_calls
 from fusepass.patterns.simplify import Application
 from fusepass.runtime.packed import Packed
 
 _WORTH = 0.95
 """Of the time of a simpler form, what another may take at most: fused kernels are measured in the one that is chosen."""
 _PLAIN = "as captured"
+_PLAIN_PACKED = f"{_PLAIN}, {PACKED_WEIGHTS}"
+"""Is tried where images cannot be channels last."""
 
 
-def chosen_layout(graph: fx.GraphModule, states: int = 0) -> tuple[fx.GraphModule, list[Application], Packed | None]:
+@dataclass(frozen=True)
+class _Form:
+    """One way to compute a graph: the graph, what it keeps from call to call, what was rewritten for that."""
+
+    graph: fx.GraphModule
+    packed: Packed | None = None
+    applied: Sequence[Application] = ()
+
+    def call(self, inputs: Sequence[torch.Tensor]) -> Callable[[], object]:
+        made = fx.GraphModule(self.graph, _copied(self.graph.graph))
+        if self.packed is not None:
+            self.packed.use(made)
+        return partial(made, *inputs)
+
+
+def chosen_layout(
+    graph: fx.GraphModule, states: int = 0
+) -> tuple[fx.GraphModule, Sequence[Application], Packed | None]:
     """`graph`, or what computes the same and was measured to be quicker; with what it keeps from call to call.
 
     Images may be channels last inside, and weights packed. Nothing is tried where ``Config.tune`` is ``"off"``, where the form is
@@ -32,57 +52,54 @@ def chosen_layout(graph: fx.GraphModule, states: int = 0) -> tuple[fx.GraphModul
         graph: simplified.
         states: how many of its first placeholders are parameters or buffers.
     """
-    forms = {_PLAIN: graph}
-    packed: Packed | None = None
-    folded: list[Application] = []
-    if times_decide() and current().allows(CHANNELS_LAST) and wanted(graph.graph):
-        other = laid_out(graph)
-        if other is not None:
-            forms[CHANNELS_LAST] = other
-    if times_decide() and current().allows(PACKED_WEIGHTS) and packable(graph.graph, states):
-        last = [*forms.values()][-1]
-        other = fx.GraphModule(last, _copied(last.graph))
-        folded = pack(other, states)
-        try:
-            packed = Packed(other)
-            forms[PACKED_WEIGHTS] = other
-        except BuildError:
-            pass
-    if len(forms) == 1:
+    forms = dict(_forms(graph, states)) if times_decide() else {}
+    if len(forms) < 2:
         return graph, [], None
-    seconds = seconds_of(
-        "layout of the whole graph",
-        graph,
-        partial(_calls, forms, packed),
-        {"forms": {name: str(form.graph) for name, form in forms.items()}},
-    )
-    if seconds is None:
-        return graph, [], None
+    depends = {"forms": {name: str(form.graph.graph) for name, form in forms.items()}}
+    seconds = seconds_of("layout of the whole graph", graph, partial(_calls, forms), depends)
     best = _PLAIN
-    for name in forms:
-        if seconds[name] <= _WORTH * seconds[best]:
+    for name in seconds or ():
+        if seconds is not None and seconds[name] <= _WORTH * seconds[best]:
             best = name
-    if best == _PLAIN:
+    if seconds is None or best == _PLAIN:
         return graph, [], None
+    chosen = forms[best]
     first = next(node for node in graph.graph.nodes if node.op == "call_function")
     before, after = (Cost(seconds=seconds[name]) for name in (_PLAIN, best))
-    done = [Application(best, first.name, before, after)]
-    return (forms[best], [*folded, *done], packed) if best == PACKED_WEIGHTS else (forms[best], done, None)
+    rule = PACKED_WEIGHTS if chosen.packed is not None else CHANNELS_LAST
+    return chosen.graph, [*chosen.applied, Application(rule, first.name, before, after)], chosen.packed
 
 
-def _calls(
-    forms: dict[str, fx.GraphModule], packed: Packed | None, inputs: Sequence[torch.Tensor]
-) -> dict[str, Callable[[], object]]:
-    """A call of each form, once it is seen that operators do what they are described to channels last."""
-    if CHANNELS_LAST in forms:
-        Followed(forms[CHANNELS_LAST]).run(*inputs)
-    calls: dict[str, Callable[[], object]] = {}
-    for name, form in forms.items():
+def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
+    """Those that may be tried, by name."""
+    allows = current().allows
+    last = laid_out(graph) if allows(CHANNELS_LAST) and wanted(graph.graph) else None
+    yield _PLAIN, _Form(graph)
+    if last is not None:
+        yield CHANNELS_LAST, _Form(last)
+    if not allows(PACKED_WEIGHTS) or not packable(graph.graph, states):
+        return
+    for name, form in ((PACKED_WEIGHTS, last), (_PLAIN_PACKED, graph)):
+        if form is None:
+            continue
         made = fx.GraphModule(form, _copied(form.graph))
-        if name == PACKED_WEIGHTS and packed is not None:
-            packed.use(made)
-        calls[name] = partial(made, *inputs)
-    return calls
+        applied = pack(made, states)
+        try:
+            if any(packed_calls(made.graph)):
+                yield name, _Form(made, Packed(made), applied)
+        except BuildError:  # nothing tells whether parameters have changed
+            return
+
+
+def _calls(forms: Mapping[str, _Form], inputs: Sequence[torch.Tensor]) -> dict[str, Callable[[], object]]:
+    """A call of each form to try: channels last where it is seen that operators do what they are described to."""
+    names = {*forms} - ({_PLAIN_PACKED} if CHANNELS_LAST in forms else set())
+    try:
+        if CHANNELS_LAST in forms:
+            Followed(forms[CHANNELS_LAST].graph).run(*inputs)
+    except RuntimeError:
+        names = {*forms} - {CHANNELS_LAST, PACKED_WEIGHTS}
+    return {name: form.call(inputs) for name, form in forms.items() if name in names}
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

@@ -41,7 +41,8 @@ class Fingerprint:
         """Of what is in `tensors`, together."""
         places = (ctypes.c_void_p * self._count)(*[tensor.data_ptr() for tensor in tensors])
         count, sums = ctypes.c_int64(self._count), (ctypes.c_uint64 * 2)()
-        self._run(*map(ctypes.addressof, (places, self._bytes, self._first, count, sums)), None)
+        given = (places, self._bytes, self._first, count, sums)
+        self._run(*[ctypes.addressof(each) for each in given], None)
         return bytes(sums)
 
 

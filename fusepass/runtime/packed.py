@@ -75,7 +75,7 @@ class Packed:
 
 def _laid_out(graph: fx.Graph, call: Call, weight: fx.Node) -> fx.Node:
     """The node of the weight as the library wants it for `call`."""
-    shape = list(call.anchor.args[call.anchor.target is aten.addmm.default].meta["val"].shape)  # type: ignore[index,union-attr]
+    shape = list(call.anchor.args[call.anchor.target is aten.addmm.default].meta["val"].shape)  # type: ignore[union-attr]
     if call.anchor.target is aten.convolution.default:
         return graph.call_function(library._reorder_convolution_weight.default, (weight, *_geometry(call), shape))
     rows = graph.call_function(aten.t.default, (weight,))

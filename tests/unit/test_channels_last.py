@@ -108,8 +108,8 @@ def test_both_layouts_are_timed() -> None:
     other = laid_out(graph)
     assert other is not None
     with fusepass.override(tune="fast"):
-        forms = {"as captured": graph, CHANNELS_LAST: other}
-        rounds = graph_trial.measured(graph, partial(layout._calls, forms, None))
+        forms = {"as captured": layout._Form(graph), CHANNELS_LAST: layout._Form(other)}
+        rounds = graph_trial.measured(graph, partial(layout._calls, forms))
     assert rounds is not None
     assert rounds.samples.keys() == {"as captured", CHANNELS_LAST}
     assert min(map(min, rounds.samples.values())) > 0
