@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 
-from fusepass.autotune.graph_trial import seconds_of, times_decide
+from fusepass.autotune.graph_trial import CPU, seconds_of, times_decide
+from fusepass.codegen.forms import Forms
 from fusepass.config import current
 from fusepass.errors import BuildError
+from fusepass.measure import free_bytes, nbytes
 from fusepass.patterns.channels_last import CHANNELS_LAST, Followed, laid_out, wanted
 from fusepass.patterns.cost import Cost
 from fusepass.patterns.packing import PACKED_WEIGHTS, pack, packable, packed_calls
@@ -20,6 +23,8 @@ from fusepass.runtime.packed import Packed
 
 _WORTH = 0.95
 """Of the time of a simpler form, what another may take at most: fused kernels are measured in the one that is chosen."""
+_MEMORY_SHARE = 0.25
+"""Of what is free that parameters may take, to have them in memory twice."""
 _PLAIN = "as captured"
 _PLAIN_PACKED = f"{_PLAIN}, {PACKED_WEIGHTS}"
 """Is tried where images cannot be channels last."""
@@ -41,7 +46,7 @@ class _Form:
 
 
 def chosen_layout(
-    graph: fx.GraphModule, states: int = 0
+    graph: fx.GraphModule, states: int = 0, known: Forms | None = None
 ) -> tuple[fx.GraphModule, Sequence[Application], Packed | None]:
     """`graph`, or what computes the same and was measured to be quicker; with what it keeps from call to call.
 
@@ -51,23 +56,41 @@ def chosen_layout(
     Args:
         graph: simplified.
         states: how many of its first placeholders are parameters or buffers.
+        known: what was found for other sizes; of about as many bytes it holds for these.
     """
     forms = dict(_forms(graph, states)) if times_decide() else {}
     if len(forms) < 2:
         return graph, [], None
-    depends = {"forms": {name: str(form.graph.graph) for name, form in forms.items()}}
-    seconds = seconds_of("layout of the whole graph", graph, partial(_calls, forms), depends)
-    best = _PLAIN
-    for name in seconds or ():
-        if seconds is not None and seconds[name] <= _WORTH * seconds[best]:
-            best = name
-    if seconds is None or best == _PLAIN:
+    layouts = known.layouts if known is not None else {}
+    kind = _kind(graph.graph)
+    if kind not in layouts or layouts[kind][0] not in forms:
+        layouts[kind] = _fastest(graph, forms)
+    best, seconds = layouts[kind]
+    if best == _PLAIN:
         return graph, [], None
     chosen = forms[best]
     first = next(node for node in graph.graph.nodes if node.op == "call_function")
     before, after = (Cost(seconds=seconds[name]) for name in (_PLAIN, best))
     rule = PACKED_WEIGHTS if chosen.packed is not None else CHANNELS_LAST
     return chosen.graph, [*chosen.applied, Application(rule, first.name, before, after)], chosen.packed
+
+
+def _fastest(graph: fx.GraphModule, forms: Mapping[str, _Form]) -> tuple[str, Mapping[str, float]]:
+    """The form that is worth it, with the seconds that each takes; nothing is known of these where nothing could be timed."""
+    depends = {"forms": {name: str(form.graph.graph) for name, form in forms.items()}}
+    seconds = seconds_of("layout of the whole graph", graph, partial(_calls, forms), depends)
+    best = _PLAIN
+    for name, taken in (seconds or {}).items():
+        if seconds is not None and taken <= _WORTH * seconds[best]:
+            best = name
+    return best, seconds or {}
+
+
+def _kind(graph: fx.Graph) -> tuple[object, ...]:
+    """What sizes change little about a graph."""
+    values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
+    moved = sum(nbytes(value) for value in values if isinstance(value, torch.Tensor))
+    return (*(str(node.target) for node in graph.nodes), moved.bit_length())
 
 
 def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
@@ -78,6 +101,9 @@ def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
     if last is not None:
         yield CHANNELS_LAST, _Form(last)
     if not allows(PACKED_WEIGHTS) or not packable(graph.graph, states):
+        return
+    parameters = [*graph.graph.find_nodes(op="placeholder")][:states]
+    if sum(nbytes(node.meta["val"]) for node in parameters) > _MEMORY_SHARE * free_bytes(CPU):
         return
     for name, form in ((PACKED_WEIGHTS, last), (_PLAIN_PACKED, graph)):
         if form is None:

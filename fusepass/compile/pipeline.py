@@ -169,7 +169,7 @@ def compile_graph(
     if exact_inputs:
         tell("layout")
         with clock.stage("layout", waits=True):
-            graph, laid_out, packed = chosen_layout(graph, states)
+            graph, laid_out, packed = chosen_layout(graph, states, forms)
             applications += laid_out
     tell("partition")
     with clock.stage("partition"):

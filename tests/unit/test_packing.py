@@ -181,6 +181,34 @@ def test_values_stay_whatever_becomes_of_the_parameters(dtype: torch.dtype, chos
     agree()
 
 
+@torch.no_grad()
+def test_what_was_found_holds_for_other_sizes(monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> None:
+    asked: list[object] = []
+    told = layout.seconds_of
+    monkeypatch.setattr(layout, "seconds_of", lambda *given: (asked.append(given), told(*given))[1])
+    model = Net().eval()
+    optimised = fusepass.optimize(model, **chosen)
+    for rows in (8, 9, 10, 11):
+        x = torch.randn(2, 3, rows, 5)
+        torch.testing.assert_close(optimised(x), model(x))
+    assert len(asked) <= 2  # again where the number of bytes has another digit in base 2
+
+
+@torch.no_grad()
+def test_inference_mode_and_frozen_parameters(chosen: dict[str, Any]) -> None:
+    model, x = Net().eval(), torch.randn(2, 3, 6, 5)
+    optimised = fusepass.optimize(model, **chosen)
+    with torch.inference_mode():
+        torch.testing.assert_close(optimised(x), model(x))
+    torch.testing.assert_close(optimised(x), model(x))
+    model.requires_grad_(False)
+    with torch.enable_grad():
+        torch.testing.assert_close(optimised(x), model(x))
+        assert not optimised(x).requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(optimised(x), model(x))
+
+
 def test_parameters_are_kept_until_a_bit_changes() -> None:
     made: list[int] = []
 
