@@ -314,8 +314,9 @@ def _spliced(
     graph: fx.GraphModule, fused: Mapping[str, FusedRegion], packed: Packed | None, works: Sequence[Work]
 ) -> Callable[..., Any]:
     """`graph` with the regions of `works` fused and no others, as a function."""
-    calls = {work.region.name: fused[work.region.name].run for work in works}
-    made = splice(graph, [work.region for work in works], edges(works, fused), calls)
+    ways = edges(works, fused)
+    calls = {name: way.seen(fused[name]).run for name, way in ways.items()}
+    made = splice(graph, [work.region for work in works], ways, calls)
     if packed is not None:
         packed.use(made)
     made.real_recompile()
