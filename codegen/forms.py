@@ -8,7 +8,7 @@ one is built. How many are built for a region is limited.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,7 @@ class Forms:
     Attributes:
         choices: what was measured for libraries that serve several sizes, kept for those who measure.
         candidates: names of what was chosen for regions at the sizes so far, kept for those who choose.
+        layouts: by operators and bytes of whole graphs, the form in which they are compiled, with the seconds of each.
         left_out: by their regions and bytes, which regions of whole graphs run as their own operators, and why.
     """
 
@@ -85,6 +86,7 @@ class Forms:
         self._round = 0
         self.choices: dict[tuple[str, int], Any] = {}
         self.chosen: dict[tuple[object, ...], str] = {}
+        self.layouts: dict[tuple[object, ...], tuple[str, Mapping[str, float]]] = {}
         self.left_out: dict[tuple[object, ...], tuple[frozenset[str], str]] = {}
         self._lock = threading.RLock()
 

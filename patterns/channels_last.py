@@ -35,14 +35,15 @@ _BY_STRIDES = frozenset(
 def wanted(graph: fx.Graph) -> bool:
     """Whether images that are not channels last are convolved on a CPU, in a graph that may be laid out otherwise."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    if not may_be_repeated(graph):
-        return False
-    values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val")) if value is not None]
-    if not all(
-        isinstance(value, torch.Tensor) and value.device.type == "cpu" and _is_static(value) for value in values
-    ):
+    if not may_be_repeated(graph) or not on_cpu(graph):
         return False
     return any(_is_image_convolution(node) and not _is_last(node.args[0]) for node in calls)
+
+
+def on_cpu(graph: fx.Graph) -> bool:
+    """Whether all values of `graph` are tensors of known sizes on a CPU."""
+    values = [value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val")) if value is not None]
+    return all(isinstance(value, torch.Tensor) and value.device.type == "cpu" and _is_static(value) for value in values)
 
 
 def laid_out(graph: fx.GraphModule) -> fx.GraphModule | None:
@@ -151,7 +152,7 @@ def _is_image_convolution(node: fx.Node) -> bool:
     if node.target is not aten.convolution.default:
         return False
     value = node.meta["val"]
-    return bool(value.dim() == 4 and value.dtype is torch.float32)
+    return bool(value.dim() == 4 and value.dtype in (torch.float32, torch.bfloat16))
 
 
 def _is_last(node: Any) -> bool:

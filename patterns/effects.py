@@ -41,8 +41,7 @@ def writes(target: object) -> bool:
 
 def may_be_repeated(graph: fx.Graph) -> bool:
     """Whether `graph` may be run again to no effect: none of its operators is one that draws random numbers or writes."""
-    calls = (node.target for node in graph.nodes if node.op == "call_function")
-    return not any(is_random(target) or writes(target) for target in calls)
+    return not any(draws(node) or writes(node.target) for node in graph.nodes if node.op == "call_function")
 
 
 def waits_for_host(target: object, tensors: Iterable[object]) -> bool:

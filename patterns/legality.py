@@ -28,6 +28,9 @@ from fusepass.patterns.effects import is_constant_number, is_random, waits_for_h
 
 aten = torch.ops.aten
 
+PACKED = "packed"
+"""In ``meta`` of a node: the call of the library that computes it (`fusepass.patterns.packing`)."""
+
 DEVICES = ("cpu", "cuda")
 """Device types that code is generated for."""
 
@@ -183,6 +186,10 @@ def understood_view(node: fx.Node) -> str | None:
     return "a view of memory beside its input" if node.target is aten.as_strided.default else None
 
 
+def no_packed(node: fx.Node) -> str | None:
+    return "a part of a call of the library whose weights are laid out once" if PACKED in node.meta else None
+
+
 def static_shape(tensor: torch.Tensor) -> str | None:
     return None if all(isinstance(size, int) for size in tensor.shape) else "a shape is symbolic"
 
@@ -223,6 +230,7 @@ NODE_CHECKS: tuple[Callable[[fx.Node], str | None], ...] = (
     single_gradient,
     known_neighbours,
     understood_view,
+    no_packed,
 )
 TENSOR_CHECKS: tuple[Callable[[torch.Tensor], str | None], ...] = (
     static_shape,

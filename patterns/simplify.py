@@ -20,6 +20,7 @@ from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.effects import is_random, writes
 from fusepass.patterns.matcher import Declined, Match
 from fusepass.patterns.memo import remembered
+from fusepass.patterns.once import each_call
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.search import Ways, may_be, possible
@@ -132,7 +133,7 @@ def replace_match(rule: Rule, found: Match, worklists: Worklists) -> Application
         if rounded and not rule.exact:
             reason = "it would not be rounded as in eager, which counts here"
     if reason is None:
-        before, after = cost(gone), cost(made, replaced=replaced)
+        before, after = cost(each_call(gone)), cost(each_call(made), replaced=replaced)
         # What is free, such as a view, needs no gain: it may let other rules apply.
         if after.seconds == 0 or (after.seconds, len(made)) < (before.seconds, len(gone)):
             for old, new in replaced.items():

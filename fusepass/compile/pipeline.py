@@ -58,6 +58,7 @@ from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta
 from fusepass.runtime.operators import shorten
 from fusepass.runtime.ops import Operators, register
+from fusepass.runtime.packed import Packed
 from fusepass.runtime.region import FusedRegion
 
 _log = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ def compile_graph(
     applied: Sequence[Application] = (),
     emptying: bool = False,
     visible: int = sys.maxsize,
+    states: int = 0,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -158,6 +160,7 @@ def compile_graph(
         applied: rewrites that took place before, for the report.
         emptying: whether `CompiledGraph.call` takes a list that it empties.
         visible: how many of the results somebody may write to; others are saved for backward.
+        states: how many of the first placeholders are parameters or buffers, the same from call to call.
     """
     warn_of_unknown_names()
     clock = _Clock()
@@ -171,10 +174,11 @@ def compile_graph(
         split_dropout(graph.graph)
         group_queries(graph.graph)
         applications = [*applied, *chunk_products(graph.graph), *simplify(graph)]
+    packed: Packed | None = None
     if exact_inputs:
         tell("layout")
-        with clock.stage("layout"):
-            graph, laid_out = chosen_layout(graph)
+        with clock.stage("layout", waits=True):
+            graph, laid_out, packed = chosen_layout(graph, states, forms)
             applications += laid_out
     tell("partition")
     with clock.stage("partition"):
@@ -186,7 +190,7 @@ def compile_graph(
         _tell(work, counter)
         remember(work, forms)
     with clock.stage("whole graph", waits=True):
-        leave_out(graph, works, functools.partial(_spliced, graph, fused), forms, apart=not layouts)
+        leave_out(graph, works, functools.partial(_spliced, graph, fused, packed), forms, apart=not layouts)
     if layouts and not any(work.state is RegionState.FUSED for work in works):
         _put_back(layouts)
     with clock.stage("splice"):
@@ -203,6 +207,8 @@ def compile_graph(
             work.writes = [way.results[number] for number in way.written]
         called = {key: seen[key].writing(way.written) for key, way in own_ways.items()}
         direct = splice(graph, regions, own_ways, called)
+        if packed is not None:
+            packed.use(direct)
         steps: list[CompiledGraph] = []
 
         def compile_step(step: fx.GraphModule) -> Callable[..., tuple[Any, ...]]:
@@ -320,10 +326,15 @@ def _put_back(layouts: Mapping[fx.Node, Any]) -> None:
         node.meta["val"] = value
 
 
-def _spliced(graph: fx.GraphModule, fused: Mapping[str, FusedRegion], works: Sequence[Work]) -> Callable[..., Any]:
+def _spliced(
+    graph: fx.GraphModule, fused: Mapping[str, FusedRegion], packed: Packed | None, works: Sequence[Work]
+) -> Callable[..., Any]:
     """`graph` with the regions of `works` fused and no others, as a function."""
-    calls = {work.region.name: fused[work.region.name].run for work in works}
-    made = splice(graph, [work.region for work in works], edges(works, fused), calls)
+    ways = edges(works, fused)
+    calls = {name: way.seen(fused[name]).run for name, way in ways.items()}
+    made = splice(graph, [work.region for work in works], ways, calls)
+    if packed is not None:
+        packed.use(made)
     made.real_recompile()
     return made.forward
 

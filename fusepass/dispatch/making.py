@@ -133,7 +133,12 @@ class Maker:
             try:
                 with self._compiling, shown(self.name):
                     compiled = compile_graph(
-                        captured.graph, name=self.name, fallbacks=self._fallbacks, forms=self._forms, exact_inputs=True
+                        captured.graph,
+                        name=self.name,
+                        fallbacks=self._fallbacks,
+                        forms=self._forms,
+                        exact_inputs=True,
+                        states=len(captured.states),
                     )
                 report = replace(compiled.report, seconds=(("capture", begun.seconds), *compiled.report.seconds))
                 compiled = replace(compiled, report=report)

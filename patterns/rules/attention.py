@@ -179,12 +179,13 @@ def _library(found: Match) -> fx.Node:
     if causal or bias is not None:
         result = _poisoned(build, result, queried, -1)  # few keys are seen, whose scores may all be minus infinity
     if bias is not None and not (hiding > -math.inf and all(added.hides is not None for added in scores.added)):
-        alive = found.call(aten.gt.Scalar, found.call(aten.amax.default, bias, [-1], True), -math.inf)
+        most = found.call(aten.amax.default, bias, [-1], True)
         if averages:
+            alive = found.call(aten.gt.Scalar, most, -math.inf)
             average = found.call(aten.mean.dim, values, [-2], True)
             result = found.call(aten.where.self, alive, result, average, like=result)
         else:
-            result = found.call(aten.where.ScalarOther, alive, result, math.nan, like=result)
+            result = build.add(result, build.scale(most, 0.0))  # NaN where all is hidden; lies as the library's does
     return build.view(result, shape_of(found.root))
 
 

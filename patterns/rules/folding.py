@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from fusepass.patterns.analysis.linearity import Factor, Operand, Term, terms
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.language import op, result, var
 from fusepass.patterns.matcher import Declined, Match
+from fusepass.patterns.once import ONCE
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rule import Rule
 from fusepass.patterns.rules.builder import Builder, shape_of
@@ -122,6 +123,8 @@ def _into_convolution(found: Match) -> fx.Node:
             build, weight, lambda vector: build.view(vector, _along(vector, (groups, 1, each, *kernel)))
         )
         weight = build.view(weight, (inputs, each, *size))
+    if ONCE in call.weight.meta and call.x is arguments(call.node)["input"]:  # the result lies as it did
+        return build.again(call.node, weight=weight, bias=folded.shifted(build))
     return build.convolution(call.x, weight, folded.shifted(build), call.geometry)
 
 
@@ -166,6 +169,21 @@ def _product_of_product(found: Match) -> fx.Node:
     return _product(build, inner, inner.anchor.rows, weight, bias)
 
 
+def _of_parameters(anchor_of: Callable[[fx.Node], Anchor | None]) -> Callable[[Match], str | None]:
+    """A guard: what is folded is made of parameters alone, as the weight is."""
+
+    def guard(found: Match) -> str | None:
+        try:
+            folded = Folded.of(found.root, anchor_of)
+        except Declined as declined:
+            return str(declined)
+        weight = folded.anchor.call.weight if isinstance(folded.anchor, Filtered) else folded.anchor.weight  # type: ignore[attr-defined]
+        nodes = (weight, *(operand.node for operand in folded._operands()))
+        return None if all(ONCE in node.meta for node in nodes) else "it is not made of parameters alone"
+
+    return guard
+
+
 _x = var("x")
 _affine = op(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg, open=True)
 _normalised = result(0, op(aten._native_batch_norm_legit_no_training, open=True)(_x))
@@ -174,18 +192,26 @@ _SAME = (
     "the features are sums, and a sum of scaled products is scaled; elements that are not finite reach the same results"
 )
 
+_INTO: tuple[tuple[str, Callable[[fx.Node], Anchor | None], Callable[[Match], fx.Node]], ...] = (
+    ("convolution", Filtered.of, _into_convolution),
+    ("product", Product.of, _into_product),
+)
+
+
+def _rules(
+    guards: Callable[[Callable[[fx.Node], Anchor | None]], tuple[Callable[[Match], str | None], ...]],
+) -> Iterator[Rule]:
+    """A rule for each anchor and each kind of affine function, with the guards that an anchor asks for."""
+    for anchor, anchor_of, rewrite in _INTO:
+        for name, pattern in (("affine", _affine(_x)), ("normalisation", _normalised)):
+            yield Rule(f"{name}-into-{anchor}", pattern, rewrite, _SAME, guards(anchor_of))
+
+
+OF_PARAMETERS: tuple[Rule, ...] = (*_rules(lambda anchor_of: (_of_parameters(anchor_of),)),)
+"""Those for weights that are made once: they cost nothing, and are computed in wider types than the features are rounded to."""
+
 RULES: tuple[Rule, ...] = (
-    *(
-        Rule(
-            name=f"{name}-into-{anchor}",
-            pattern=pattern,
-            guards=(read_by_a_library, plain_floats),
-            rewrite=rewrite,
-            why=_SAME,
-        )
-        for anchor, rewrite in (("convolution", _into_convolution), ("product", _into_product))
-        for name, pattern in (("affine", _affine(_x)), ("normalisation", _normalised))
-    ),
+    *_rules(lambda _: (read_by_a_library, plain_floats)),
     Rule(
         name="product-of-product",
         pattern=op(aten.mm)(_x, var("weight")),

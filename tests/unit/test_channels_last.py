@@ -17,6 +17,7 @@ from fusepass import measure
 from fusepass.autotune import graph_trial, layout
 from fusepass.capture.trace import Captured, capture
 from fusepass.patterns.channels_last import CHANNELS_LAST, Followed, laid_out, wanted
+from fusepass.patterns.packing import PACKED_WEIGHTS
 
 CPU = torch.device("cpu")
 
@@ -107,7 +108,8 @@ def test_both_layouts_are_timed() -> None:
     other = laid_out(graph)
     assert other is not None
     with fusepass.override(tune="fast"):
-        rounds = graph_trial.measured(graph, partial(layout._both, graph, other))
+        forms = {"as captured": layout._Form(graph), CHANNELS_LAST: layout._Form(other)}
+        rounds = graph_trial.measured(graph, partial(layout._calls, forms))
     assert rounds is not None
     assert rounds.samples.keys() == {"as captured", CHANNELS_LAST}
     assert min(map(min, rounds.samples.values())) > 0
@@ -116,11 +118,13 @@ def test_both_layouts_are_timed() -> None:
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What the trial is told; counts how often it asks."""
-    taken = {"as captured": 1.0, CHANNELS_LAST: 0.5, "asked": 0, "disturbed": 0}
+    taken = {"as captured": 1.0, CHANNELS_LAST: 0.5, PACKED_WEIGHTS: 1.0, "asked": 0, "disturbed": 0}
 
     def measured(*_: object) -> measure.Rounds:
         taken["asked"] += 1
-        return measure.Rounds({name: [taken[name]] for name in ("as captured", CHANNELS_LAST)}, int(taken["disturbed"]))
+        return measure.Rounds(
+            {name: [taken[name]] for name in ("as captured", CHANNELS_LAST, PACKED_WEIGHTS)}, int(taken["disturbed"])
+        )
 
     monkeypatch.setattr(graph_trial, "measured", measured)
     return taken
@@ -135,7 +139,7 @@ def test_the_quicker_layout_is_taken_told_and_remembered(
     model, x = Net().eval(), torch.randn(2, 3, 6, 5)
     with fusepass.override(cache_dir=tmp_path, tune="fast"):
         for _ in range(2):
-            _, applied = layout.chosen_layout(captured(model, x))
+            _, applied, _ = layout.chosen_layout(captured(model, x))
             assert [each.rule for each in applied] == [CHANNELS_LAST] * taken
             assert times["asked"] == 1
         with fusepass.override(disable=CHANNELS_LAST):

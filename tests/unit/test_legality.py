@@ -81,6 +81,11 @@ def filled_elsewhere() -> fx.Node:
     return node
 
 
+def packed(node: fx.Node) -> fx.Node:
+    node.meta[legality.PACKED] = 0
+    return node
+
+
 def symbolic() -> torch.Tensor:
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes):
@@ -123,6 +128,7 @@ NODES: dict[str, tuple[Callable[[], fx.Node], str]] = {
         "which neighbour is the nearest",
     ),
     "understood_view": (lambda: call(aten.as_strided.default, describe(), [4], [1]), "memory beside its input"),
+    "no_packed": (lambda: packed(call(aten.relu.default, describe())), "whose weights are laid out once"),
     "static_shape": (lambda: call(aten.relu.default, symbolic()), "a shape is symbolic"),
     "not_empty": (lambda: call(aten.relu.default, describe(shape=(4, 0))), "a tensor is empty"),
     "dense_layout": (

@@ -89,3 +89,27 @@ def test_a_real_trial_decides(tmp_path: Path) -> None:
     optimised = fusepass.optimize(Net(), tune="fast", cache_dir=tmp_path)
     torch.testing.assert_close(optimised(x), Net()(x))
     assert dict(optimised.report().seconds)["whole graph"] > 0
+
+
+class Views(nn.Module):
+    """Regions that an operator reads through views of their results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sort((torch.tanh(x) * 2).view(2 * x.shape[0], -1), -1).values
+        return F.gelu(y.view(-1, 2)) + 1
+
+
+@torch.no_grad()
+def test_regions_that_give_views_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x, ran = torch.randn(3, 8), []
+
+    def measured(graph: object, ways: object) -> measure.Rounds:
+        for name, way in ways([x]).items():  # type: ignore[operator]
+            torch.testing.assert_close(way()[0], Views()(x))
+            ran.append(name)
+        return measure.Rounds({name: [1.0] for name in ran})
+
+    monkeypatch.setattr(graph_trial, "measured", measured)
+    monkeypatch.setattr(tune, "_remembered", lambda work, regions, effort: Choice(next(iter(regions)), speedup=2.0))
+    fusepass.optimize(Views(), tune="fast", cache_dir=tmp_path)(x)
+    assert ran == list(WAYS[:2])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from fusepass.codegen.ir.conversions import narrowed, widened_along
 from fusepass.codegen.ir.expr import Builder, Load
+from fusepass.codegen.ir.pieces import cut
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.ir.unroll import unroll_windows
@@ -16,6 +19,8 @@ from fusepass.codegen.render.spelling import Identifiers, block
 from fusepass.codegen.schedule_cpu import CpuSchedule, Walk
 
 _UNROLLED_WINDOW = 32  # points
+_PIECE = 16  # elements: a vector
+_PIECES = 64  # loops
 
 
 def kernel_body(
@@ -37,12 +42,23 @@ class PointwiseWriter(KernelWriter):
         if self.schedule.chunk:
             self.shared(scope, outer, self._piece, (self.rows[-1], self.schedule.chunk))
         elif outer or not last:
-            self.shared(scope, outer, lambda inner: self.nest(inner, last, self._element, simd=True))
+            self.shared(scope, outer, self._along_last)
         else:
             self.nest(scope, last, self._element, simd=True)
             if self.schedule.parallel or self.schedule.general:
                 at = scope.lines.index(SIMD)
                 scope.lines[at] = f"#pragma omp parallel for simd{self.if_worthwhile} schedule(static)"
+
+    def _along_last(self, scope: Scope) -> None:
+        """The loop along the last axis; one for each piece of what is concatenated there."""
+        last = self.rows[-1:]
+        pieces = [] if not last or self.schedule.general else cut(self.kernel, *last, least=_PIECE, most=_PIECES)
+        if not pieces:
+            self.nest(scope, last, self._element, simd=True)
+        for axis, kernel in pieces:
+            self.variables[axis] = self.variables[last[0]]
+            self.printer.expect(store.value for store in kernel.stores)
+            self.nest(scope, [axis], functools.partial(self.store, stores=kernel.stores), simd=True)
 
     def _piece(self, scope: Scope) -> None:
         last, chunk = self.rows[-1], self.schedule.chunk
