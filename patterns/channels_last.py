@@ -136,14 +136,11 @@ def _value(node: fx.Node) -> Any:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.overloadpacket in _BY_STRIDES:
         return None
+    if target in BATCH_NORMALISATIONS and _is_last(node.args[0]):
+        result, *statistics = node.meta["val"]  # meta kernels give another layout, and import Dynamo
+        return channels_last(result), *statistics
     try:
-        value = infer(target, node.args, node.kwargs, torch.device("cpu"))
-        if target in BATCH_NORMALISATIONS and _is_last(node.args[0]):
-            return (
-                channels_last(value[0]),
-                *value[1:],
-            )  # kernels of other devices, which infer asks, give another layout
-        return value
+        return infer(target, node.args, node.kwargs, torch.device("cpu"))
     except (RuntimeError, IndexError, ValueError):  # a view that there is not, in this layout
         return None
 
