@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -87,9 +88,7 @@ class CaptureFallbacks:
         self._code: Code | None = None  # what routes were found for
         self._routes: dict[object, Route] = {}
         self._idle: Counter[object] = Counter()
-        self._gains: dict[
-            object, float
-        ] = {}  # seconds that Dynamo saves a call, its guards included, by the kind of tensors
+        self._gains: dict[object, float] = {}  # seconds of a call that Dynamo saves, by the kind of its tensors
         self._dynamo: Dynamo | None = None
         self._children: Children | None = None
         self._refusals: dict[str, RefusalReport] = {}
@@ -140,7 +139,7 @@ class CaptureFallbacks:
         return None
 
     def _pays(self, kind: object) -> bool:
-        return self._gains.get(kind, 0.0) > 0.0
+        return self._gains.get(kind, 0.0 if len(self._gains) < MOST_IDLE else inf) > 0.0
 
     def conclude(self, key: object, failure: CaptureFailure, config: Config) -> Route | None:
         """What serves calls of that kind from now on; None where tracing is to be tried again."""
@@ -166,8 +165,6 @@ class CaptureFallbacks:
             return route(args, kwargs)
         kind = _kind(key, tensors)
         if self._idle[kind] >= IDLE_CALLS:
-            if any(route.saved):
-                self.refuse("Dynamo", "its graphs save less than its guards take")
             return self._original(*args, **kwargs)
         known = len(route.saved)
         result = route(args, kwargs)
@@ -184,6 +181,8 @@ class CaptureFallbacks:
                     self._gains[kind] = sum(route.saved[:earlier]) - guards
                 self._gains[kind] += sum(route.saved[known:])
                 self._idle[kind] += not self._pays(kind)
+                if self._idle[kind] == IDLE_CALLS and any(route.saved):
+                    self.refuse("Dynamo", "its graphs save less than its guards take")
         return result
 
     def refuse(self, step: str, reason: str) -> None:
