@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusepass.config import Algebra, current
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.channels_last import on_cpu
 from fusepass.patterns.effects import may_be_repeated
@@ -37,6 +38,8 @@ _FUNCTIONS = {
     aten.sigmoid.default: "sigmoid",
 }
 _WITH_NUMBERS = (aten.hardtanh.default, aten.leaky_relu.default)
+_NO_NAN = (aten.relu.default, aten.hardsigmoid.default, aten.hardtanh.default)
+"""Of NaN the library makes a number here."""
 _MADE_ONCE = -1
 """In place of the number of a call: what its weights are made of."""
 
@@ -195,6 +198,8 @@ def _adds(node: fx.Node, anchor: fx.Node) -> bool:
 
 def _function(node: fx.Node) -> Function | None:
     """What `node` applies to its first argument, if the library has that."""
+    if node.target in _NO_NAN and current().algebra is not Algebra.FINITE:
+        return None
     if node.target in _FUNCTIONS:
         return Function(_FUNCTIONS[node.target])
     given = arguments(node) if node.target in _WITH_NUMBERS else {}
