@@ -18,7 +18,7 @@ from fusepass.config import cache_directory
 from fusepass.errors import warn
 
 FORMAT = "v1"
-CHOICES, REGIONS, FAILED = "choices", "regions", "failed"
+CHOICES, REGIONS, FAILED, LIBRARIES = "choices", "regions", "failed", "libraries"
 STAGE = "tmp-"
 """How folders of builds under way begin."""
 
@@ -138,8 +138,8 @@ def stage(inside: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def touch(descriptor: int) -> None:
-    """Note that what is open as `descriptor` is used now; a time that is recent enough stays, which saves a write.
+def touch(descriptor: int) -> bool:
+    """Note that what is open as `descriptor` is used now, and say whether that was written: a time that is recent enough stays.
 
     Raises:
         OSError: it cannot be noted.
@@ -147,6 +147,8 @@ def touch(descriptor: int) -> None:
     now = time.time()
     if now - os.fstat(descriptor).st_mtime > RECENT:
         os.utime(descriptor, (now, now))
+        return True
+    return False
 
 
 def remove(path: Path) -> None:

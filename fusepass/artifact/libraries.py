@@ -20,11 +20,11 @@ class Libraries:
     """What is written beside the graphs of an artifact: each library once, by number."""
 
     def __init__(self) -> None:
-        self._sources: dict[Path, Source] = {}
+        self._sources: dict[Path, dict[str, Source]] = {}
 
     def number(self, file: Path, source: Source) -> int:
-        """That of the library in `file`, which was built of `source`."""
-        self._sources.setdefault(file, source)
+        """That of the library in `file`, which was built of `source`, maybe among others."""
+        self._sources.setdefault(file, {})[source.text] = source
         return list(self._sources).index(file)
 
     def entries(self) -> tuple[list[str], dict[str, bytes]]:
@@ -34,12 +34,13 @@ class Libraries:
             OSError: a library is damaged by now.
         """
         names, files = [], {}
-        for number, (file, source) in enumerate(self._sources.items()):
-            names.append(f"libraries/{number}-{source.name}.so")
+        for number, (file, sources) in enumerate(self._sources.items()):
+            first = next(iter(sources.values()))
+            names.append(f"libraries/{number}-{first.name}.so")
             with cache_entry.opened(file) as checked:
                 files[names[-1]] = Path(checked).read_bytes()
-            suffix = cache_entry.suffix(source)
-            files[f"sources/{number}-{source.name}{suffix}"] = source.text.encode()
+            for source in sources.values():
+                files[f"sources/{number}-{source.name}{cache_entry.suffix(source)}"] = source.text.encode()
         return names, files
 
 
