@@ -42,7 +42,8 @@ _STALE_SECONDS = 3600.0  # no build takes that long: its process has died
 def lookup(key: str) -> Path | None:
     """The library kept under `key`, if it is there and intact; of a key without compilers, what any of them made.
 
-    Nothing is written but the time of its use, where that can be.
+    The path is for `cache_entry.opened`: the file itself is elsewhere where several entries share it. Nothing is written but the time of
+    its use, where that can be.
     """
     found = (cache_entry.serving(top, key) for top in folders.directories())
     serving = next((each for each in found if each is not None), None)
@@ -50,7 +51,7 @@ def lookup(key: str) -> Path | None:
         return None
     path, library = serving
     cache_entry.used(path, library)
-    return library
+    return path / cache_entry.LIBRARY
 
 
 def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
@@ -104,7 +105,7 @@ def store_together(
             _remove_damaged(paths[key])
             entry.rename(paths[key])
         os.utime(library)  # which is removed behind those that share it
-        return dict.fromkeys(ours, library)
+        return {key: paths[key] / cache_entry.LIBRARY for key in ours}
 
 
 def trim() -> int:
@@ -157,8 +158,8 @@ def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path])
     global _in_vain
     path, lock = cache_entry.path_of(top, key), _lock(top, key)
     with locks.held(lock, _patience()) as held:
-        if (library := cache_entry.library_of(path)) is not None:
-            return library
+        if cache_entry.intact(path):
+            return path / cache_entry.LIBRARY
         if not held:
             _in_vain = time.monotonic()
             warn(f"{source.name} is built without its lock, {lock}, which another process or thread does not release")

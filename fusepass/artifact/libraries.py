@@ -20,12 +20,14 @@ class Libraries:
     """What is written beside the graphs of an artifact: each library once, by number."""
 
     def __init__(self) -> None:
+        self._files: dict[Path, Path] = {}
         self._sources: dict[Path, dict[str, Source]] = {}
 
     def number(self, file: Path, source: Source) -> int:
         """That of the library in `file`, which was built of `source`, maybe among others."""
-        self._sources.setdefault(file, {})[source.text] = source
-        return list(self._sources).index(file)
+        first = self._files.setdefault(cache_entry.library_of(file.parent) or file, file)
+        self._sources.setdefault(first, {})[source.text] = source
+        return list(self._sources).index(first)
 
     def entries(self) -> tuple[list[str], dict[str, bytes]]:
         """The names of the libraries in an artifact, in order; and its entries, the sources among them.
