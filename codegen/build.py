@@ -262,6 +262,16 @@ def _stop_builds() -> None:
 background.on_stop(_stop_builds)
 
 
+def _forget_builds() -> None:
+    """In a process that was forked: what was under way is in the other one alone."""
+    _queues.clear()
+    _under_way.clear()
+    _compiling.clear()
+
+
+os.register_at_fork(after_in_child=_forget_builds)
+
+
 @contextlib.contextmanager
 def _building(keys: Collection[str]) -> Iterator[None]:
     """Tell others that these are built here; waits for those that others build."""

@@ -136,6 +136,14 @@ def test_what_is_begun_waits_and_is_built_together(monkeypatch: pytest.MonkeyPat
     assert {*made} == {entry.path / "lib.so" for entry in cache.entries()}
 
 
+def test_a_forked_process_waits_for_no_build_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(builds._under_way, cache_key(scale(2)), threading.Event())
+    child = os.fork()
+    if not child:
+        os._exit(len(builds._under_way))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_entries_of_one_name_are_in_different_units(compiled: list[str]) -> None:
     """As those of a region's candidates are."""
     other = dataclasses.replace(scale(2), text=scale(2).text.replace("2 *", "4 *"))
