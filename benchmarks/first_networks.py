@@ -79,7 +79,7 @@ def measured(name: str, device: str) -> FirstNetwork:
         seconds={**seconds, "rest": max(total - sum(seconds.values()), 0.0)},
         total=total,
         regions=len(report.regions),
-        libraries=len([*Path(os.environ[CACHE]).glob("v1/*/*/lib.so")]),
+        libraries=len([*Path(os.environ[CACHE]).rglob("*.so")]),
         peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
     )
 

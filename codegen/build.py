@@ -1,4 +1,4 @@
-"""Turns sources into shared libraries with `load_inline`, several at once, and loads their entry points."""
+"""Turns sources into shared libraries with `load_inline`, several in one and several at once, and loads their entry points."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -27,7 +26,8 @@ from fusepass import background
 from fusepass.codegen import cache, cache_entry, cache_folders, toolchain
 from fusepass.codegen.key import cache_keys
 from fusepass.codegen.source import Source, Target
-from fusepass.config import current
+from fusepass.codegen.units import Queue, joined
+from fusepass.config import Config, current
 from fusepass.errors import BuildError
 from fusepass.progress import shown, tell
 
@@ -35,10 +35,12 @@ _log = logging.getLogger(__name__)
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PLAIN = re.compile(r"[\w./+@%=,-]+", re.ASCII)  # paths that mean themselves to ninja, shells and linkers
 _UNUSED = "unused"  # a folder where a library is built
-_begun: dict[str, threading.Thread] = {}  # those of `begin` that run, by key
+_queues: dict[
+    tuple[Config, bool], Queue
+] = {}  # what was begun and waits, by the options and whether that is beside the program
 _LOOK = 0.1  # seconds
 _PATIENCE = 2.0  # seconds that compilers have to end in
-_under_way: set[str] = set()  # keys of what is built
+_under_way: dict[str, threading.Event] = {}  # what is built, by key: set when that is over
 _compiling: set[str] = set()  # folders in which compilers run
 _NICENESS = 10  # of compilers beside the program: they have a tenth of the time of a processor that it wants as well
 _loaded: dict[Path, ctypes.CDLL] = {}
@@ -71,9 +73,9 @@ def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
 
 
 def begin(source: Source) -> None:
-    """Start to build `source` beside what else is done, unless as many builds are under way as may be.
+    """Start to build `source` beside what else is done, once fewer builds are under way than may be.
 
-    `build_all` waits for it, and says what failed.
+    `build_all` waits for what is under way, builds what is not, and says what failed.
     """
     (key,) = cache_keys([source])
     try:
@@ -86,15 +88,20 @@ def begin(source: Source) -> None:
     import filelock  # noqa: F401, here rather than in a thread that shares the interpreter
     import torch.utils.cpp_extension  # noqa: F401, as in `_build_missing`
 
+    config = current()
+    if key in _under_way or config.jobs == 1:
+        return
+    queue = _queues.setdefault((config, background.active()), Queue(config.jobs - 1, together=_together()))
+    queue.add(key, source)
+
     def run() -> None:
         _give_way()
-        with contextlib.suppress(OSError, background.Stopped):
-            _build_one(key, source)
-        del _begun[key]
+        for taken in queue.units():
+            with contextlib.suppress(OSError, background.Stopped):
+                _build_together(taken)
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    if key not in _begun and len(_begun) < current().jobs - 1:
-        _begun[key] = thread
+    if queue.begin():
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
         background.start_thread(thread)
 
 
@@ -158,11 +165,17 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
         stack.enter_context(shown("a library" if len(missing) == 1 else f"{len(missing)} libraries"))
         stack.enter_context(_variables(lacking))
         results: Iterator[tuple[str, Path | BuildError]]
+        for begun in list(_queues.values()):
+            begun.remove(missing)
+        later = {key: source for key, source in missing.items() if key in _under_way}
+        waiting = {key: source for key, source in missing.items() if key not in later}
+        queue = Queue(jobs, waiting, together=_together())
         if jobs == 1 and not background.active():
             # In this thread: as the interpreter ends no other one starts, and `quick` waits for its library.
-            results = ((key, _build_one(key, source)) for key, source in missing.items())
+            queue.begin()
+            results = _taken(queue, later)
         else:
-            results = _in_threads(missing, jobs)
+            results = _in_threads(queue, later, len(missing))
         built = dict(hopeless)
         tell("build", 0, len(missing))
         for key, result in results:
@@ -171,36 +184,51 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
         return built
 
 
-def _in_threads(missing: Mapping[str, Source], jobs: int) -> Iterator[tuple[str, Path | BuildError]]:
-    """The libraries of `missing` as they are built, `jobs` at once.
+def _together() -> bool:
+    """Whether sources may share a translation unit: NVRTC takes each apart."""
+    try:
+        return not toolchain.cuda_compiler().is_nvrtc
+    except BuildError:  # there is neither, but there may be C++ to build
+        return True
+
+
+def _taken(queue: Queue, later: dict[str, Source]) -> Iterator[tuple[str, Path | BuildError]]:
+    """The libraries of what one compiler takes from `queue`; then of what somebody else builds meanwhile, and `later` names."""
+    for taken in queue.units():
+        yield from _build_together(taken).items()
+    while later:
+        with contextlib.suppress(KeyError):  # another thread was quicker
+            key, source = later.popitem()
+            yield key, _build_one(key, source)
+
+
+def _in_threads(queue: Queue, later: dict[str, Source], count: int) -> Iterator[tuple[str, Path | BuildError]]:
+    """The `count` libraries of `queue` and `later` as they are built.
 
     Nobody waits for a build when this is left early, nor as the process ends.
     """
-    rest = deque(missing.items())
     made: SimpleQueue[tuple[str, Path | BuildError | BaseException]] = SimpleQueue()
 
     def run() -> None:
         _give_way()
-        while rest:
-            try:
-                key, source = rest.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            try:
-                made.put((key, _build_one(key, source)))
-            except BaseException as error:
-                made.put((key, error))
+        try:
+            for result in _taken(queue, later):
+                made.put(result)
+        except BaseException as error:
+            made.put(("", error))
 
-    for _ in range(jobs):
+    for _ in range(queue.jobs):
+        queue.begin()
         background.start_thread(threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True))
     try:
-        for _ in missing:
+        for _ in range(count):
             key, result = _next(made)
             if isinstance(result, BaseException) and not isinstance(result, BuildError):
                 raise result
             yield key, result
     finally:
-        rest.clear()
+        queue.clear()
+        later.clear()
 
 
 def _next(made: SimpleQueue[Any]) -> Any:
@@ -234,23 +262,66 @@ def _stop_builds() -> None:
 background.on_stop(_stop_builds)
 
 
-def _build_one(key: str, source: Source) -> Path | BuildError:
-    begun = _begun.get(key)
-    if begun is not None and begun is not threading.current_thread():
-        begun.join()
+def _forget_builds() -> None:
+    """In a process that was forked: what was under way is in the other one alone."""
+    _queues.clear()
+    _under_way.clear()
+    _compiling.clear()
+
+
+os.register_at_fork(after_in_child=_forget_builds)
+
+
+@contextlib.contextmanager
+def _building(keys: Collection[str]) -> Iterator[None]:
+    """Tell others that these are built here; waits for those that others build."""
+    for key in keys:
+        if (other := _under_way.get(key)) is not None:
+            other.wait()
     if background.ending():
         raise background.Stopped
-    start = time.perf_counter()
-    _under_way.add(key)
+    over = threading.Event()
+    _under_way.update(dict.fromkeys(keys, over))
     try:
-        library = cache.store(key, source, lambda directory: _load_inline(source, key, directory))
+        yield
+    finally:
+        for key in keys:
+            _under_way.pop(key, None)
+        over.set()
+
+
+def _build_one(key: str, source: Source) -> Path | BuildError:
+    start = time.perf_counter()
+    try:
+        with _building([key]):
+            library = cache.store(key, source, lambda directory: _load_inline(source, key, directory))
     except BuildError as error:
         _log.info("%s: %s", source.name, error.args[0])
         return error
-    finally:
-        _under_way.discard(key)
     _log.debug("%s: built for %s in %.2f s: %s", source.name, source.arch, time.perf_counter() - start, library)
     return library
+
+
+def _build_together(sources: Mapping[str, Source]) -> dict[str, Path | BuildError]:
+    """The libraries of `sources`, by key: one for all of them, if that can be. What does not compile is found by halves."""
+    made: dict[str, Path | BuildError] = {}
+    if len(sources) > 1:
+        start = time.perf_counter()
+        try:
+            with _building(sources):
+                made |= cache.store_together(sources, _load_together)
+        except BuildError:
+            pairs = list(sources.items())
+            halves = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+            return {key: result for half in halves for key, result in _build_together(dict(half)).items()}
+        except (OSError, NotImplementedError) as error:  # which `_build_one` has an answer for
+            _log.debug("%d sources are built one by one: %s", len(sources), error)
+        _log.debug("%d sources together: built in %.2f s", len(made), time.perf_counter() - start)
+    return made | {key: _build_one(key, source) for key, source in sources.items() if key not in made}
+
+
+def _load_together(sources: Mapping[str, Source], directory: Path) -> Path:
+    return _load_inline(joined(list(sources.values())), next(iter(sources)), directory)
 
 
 def _load_inline(source: Source, key: str, directory: Path) -> Path:

@@ -4,6 +4,7 @@ Layout, below `Config.cache_dir`::
 
     v1/<first two digits of key>/<key>/  lib.so, source.cu or source.cpp, meta.json
     v1/<first two digits of key>/<key>.lock
+    v1/shared/                           libraries that several sources share: `fusepass.codegen.units`
     v1/tmp-*/                            builds under way
     v1/failed/                           sources that did not compile
     v1/choices/                          what `fusepass.codegen.choices` keeps
@@ -16,7 +17,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fusepass.codegen import cache_entry, cache_limit, cache_uses, locks
@@ -41,14 +42,16 @@ _STALE_SECONDS = 3600.0  # no build takes that long: its process has died
 def lookup(key: str) -> Path | None:
     """The library kept under `key`, if it is there and intact; of a key without compilers, what any of them made.
 
-    Nothing is written but the time of its use, where that can be.
+    The path is for `cache_entry.opened`: the file itself is elsewhere where several entries share it. Nothing is written but the time of
+    its use, where that can be.
     """
     found = (cache_entry.serving(top, key) for top in folders.directories())
-    path = next((path for path in found if path is not None), None)
-    if path is None:
+    serving = next((each for each in found if each is not None), None)
+    if serving is None:
         return None
-    cache_entry.used(path)
-    cache_uses.tell(folders.LIBRARIES, path.name)
+    path, library = serving
+    cache_entry.used(path, library)
+    _tell(path.name, library)
     return path / cache_entry.LIBRARY
 
 
@@ -64,8 +67,38 @@ def store(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
             written.
     """
     library = _stored(key, source, compile)
-    cache_uses.tell(folders.LIBRARIES, key)
+    _tell(key, cache_entry.library_of(library.parent) or library)
     return library
+
+
+def store_together(
+    sources: Mapping[str, Source], compile: Callable[[Mapping[str, Source], Path], Path]
+) -> dict[str, Path]:
+    """Build `sources` as one library and keep that under the key of each; those that are there, or that somebody builds just now, are left out.
+
+    `compile` gets the others, and is otherwise as for `store`.
+
+    Raises:
+        BuildError: `compile` raised it; nothing is kept.
+        OSError, NotImplementedError: the cache directory cannot be written, or nothing be locked there.
+    """
+    top = folders.writable()
+    with contextlib.ExitStack() as stack:
+        held = [key for key in sources if stack.enter_context(locks.held(_lock(top, key), 0))]
+        paths = {key: cache_entry.path_of(top, key) for key in held}
+        ours = {key: sources[key] for key, path in paths.items() if not cache_entry.intact(path)}
+        if not ours:
+            return {}
+        stage = stack.enter_context(folders.stage(folders.root(top), folders.STAGE))
+        made, entries = cache_entry.make_several(stage, ours, lambda directory: compile(ours, directory))
+        library = made.rename(folders.level(top, folders.SHARED) / made.name)
+        for key, entry in entries.items():
+            _remove_damaged(paths[key])
+            entry.rename(paths[key])
+        os.utime(library)  # which is removed behind those that share it
+        for key in ours:
+            _tell(key, library)
+        return {key: paths[key] / cache_entry.LIBRARY for key in ours}
 
 
 def trim() -> int:
@@ -114,6 +147,13 @@ def clear() -> int:
     return freed
 
 
+def _tell(key: str, library: Path) -> None:
+    """Say that the entry of `key` is used, and before it the library, where that is not in the entry."""
+    if library.name != cache_entry.LIBRARY:
+        cache_uses.tell(folders.SHARED, library.stem)
+    cache_uses.tell(folders.LIBRARIES, key)
+
+
 def _stored(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
     problem = ""
     for _ in range(_TRIES):
@@ -132,17 +172,14 @@ def _stored(key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
 
 def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path]) -> Path:
     global _in_vain
-    path = cache_entry.path_of(top, key)
-    lock = folders.level(top, key[:2]) / f"{key}{folders.LOCK}"
+    path, lock = cache_entry.path_of(top, key), _lock(top, key)
     with locks.held(lock, _patience()) as held:
         if cache_entry.intact(path):
             return path / cache_entry.LIBRARY
         if not held:
             _in_vain = time.monotonic()
             warn(f"{source.name} is built without its lock, {lock}, which another process or thread does not release")
-        if os.path.lexists(path):
-            warn(f"the cache entry {path} is damaged; it is built anew")
-            folders.remove(path)
+        _remove_damaged(path)
         with folders.stage(folders.root(top), folders.STAGE) as stage:
             try:
                 _publish(cache_entry.make(stage, key, source, compile), path)
@@ -150,6 +187,16 @@ def _store(top: Path, key: str, source: Source, compile: Callable[[Path], Path])
                 error.path = _keep_failed(top, key, source)
                 raise
     return path / cache_entry.LIBRARY
+
+
+def _lock(top: Path, key: str) -> Path:
+    return folders.level(top, key[:2]) / f"{key}{folders.LOCK}"
+
+
+def _remove_damaged(path: Path) -> None:
+    if os.path.lexists(path):
+        warn(f"the cache entry {path} is damaged; it is built anew")
+        folders.remove(path)
 
 
 def _patience() -> float:
@@ -191,7 +238,7 @@ def _emptied(root: Path) -> int:
 def _removable(root: Path) -> Iterator[Path]:
     """What is kept in `root` or was left there: all but locks and builds under way. Links are not followed."""
     yield from (path for path in root.glob(f"{folders.STAGE}*") if _is_dead(path))
-    others = (root / name for name in (folders.FAILED, folders.CHOICES, folders.REGIONS))
+    others = (root / name for name in (folders.FAILED, folders.CHOICES, folders.REGIONS, folders.SHARED))
     yield from (path for path in others if os.path.lexists(path))
     for level in root.glob("??"):
         if _is_folder(level):

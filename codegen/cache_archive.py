@@ -7,6 +7,7 @@ is loaded; and as libraries in it come to run, the file must be the user's or ro
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import re
@@ -24,6 +25,7 @@ from fusepass.errors import BuildError
 
 _KEY = r"[0-9a-f]{64}(?:-[0-9a-f]{16})?"
 _OF_LIBRARY = re.compile(rf"{folders.LIBRARIES}/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
+_SHARED = re.compile(rf"{folders.SHARED}/([0-9a-f]{{64}}){re.escape(cache_entry.SHARED)}")
 _OF_RECORD = re.compile(rf"({folders.CHOICES}|{folders.REGIONS})/({_KEY})\.json")
 
 
@@ -47,10 +49,13 @@ def write(path: Path) -> Moved:
     """
     libraries = [entry for entry in cache.entries() if entry.intact]
     measured = [entry for entry in choices.entries() if entry.record is not None]
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    fresh = Path(name)
+    handle, fresh_name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    fresh = Path(fresh_name)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            shared = {entry.library.name: entry.library for entry in libraries if entry.library.parent != entry.path}
+            for name, library in sorted(shared.items()):
+                _add(archive, f"{folders.SHARED}/{name}", library)
             for entry in libraries:
                 _add_library(archive, entry.path)
             for choice in measured:
@@ -66,13 +71,20 @@ def write(path: Path) -> Moved:
 
 
 def packed(folder: str, key: str) -> bytes | None:
-    """The library or record of `key` alone, as `unpack` takes it; None where it is not in the cache, or damaged."""
+    """The entry, shared library or record of `key` alone, as `unpack` takes it; None where it is not in the cache, or damaged.
+
+    An entry that shares its library comes without it, so the library must have been unpacked before.
+    """
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         if folder == folders.LIBRARIES:
-            path = next((path for top in folders.directories() if (path := cache_entry.serving(top, key))), None)
-            if path is not None:
-                _add_library(archive, path)
+            found = (cache_entry.serving(top, key) for top in folders.directories())
+            if (serving := next((each for each in found if each is not None), None)) is not None:
+                _add_library(archive, serving[0])
+        elif folder == folders.SHARED:
+            libraries = (cache_entry.shared(top, key) for top in folders.directories())
+            if (library := next((each for each in libraries if each.is_file()), None)) is not None:
+                _add(archive, f"{folders.SHARED}/{library.name}", library)
         else:
             tops = (top for top in folders.directories() if records.read(top, folder, key) is not None)
             if (top := next(tops, None)) is not None:
@@ -138,18 +150,37 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 
 def _taken(archive: zipfile.ZipFile) -> Moved:
     libraries: dict[str, list[str]] = defaultdict(list)
+    shared: dict[str, str] = {}
     kept: dict[str, dict[str, str]] = {folders.CHOICES: {}, folders.REGIONS: {}}
     for name in archive.namelist():
-        if found := _OF_LIBRARY.fullmatch(name):
+        if found := _SHARED.fullmatch(name):
+            shared[found[1]] = name
+        elif found := _OF_LIBRARY.fullmatch(name):
             libraries[found[1]].append(name)
         elif found := _OF_RECORD.fullmatch(name):
             kept[found[1]][found[2]] = name
         else:
             raise ValueError(f"{name} is nothing that the cache keeps")
+    put = [_share(sha256, archive.read(name)) for sha256, name in shared.items()]
     made = sum(_put(key, {Path(each).name: archive.read(each) for each in names}) for key, names in libraries.items())
+    for library in put:
+        os.utime(library)  # it is removed behind those that share it: see `cache_entry.used`
     for key, name in kept[folders.REGIONS].items():
         records.put(folders.REGIONS, key, archive.read(name))
     return Moved(made, sum(choices.put(key, archive.read(name)) for key, name in kept[folders.CHOICES].items()))
+
+
+def _share(sha256: str, content: bytes) -> Path:
+    """Keep a library that several entries share, if it is the one with this hash; says where."""
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError(f"the library {sha256[:12]} is not what was built")
+    top = folders.writable()
+    inside = folders.level(top, folders.SHARED)
+    with folders.stage(folders.root(top), folders.STAGE) as stage:
+        file = stage / "shared"
+        file.touch(mode=0o700)
+        file.write_bytes(content)
+        return file.rename(inside / cache_entry.shared(top, sha256).name)
 
 
 def _put(key: str, files: Mapping[str, bytes]) -> bool:
@@ -165,7 +196,7 @@ def _put(key: str, files: Mapping[str, bytes]) -> bool:
         for name, content in files.items():
             (entry / name).touch(mode=0o700 if name == cache_entry.LIBRARY else 0o600)
             (entry / name).write_bytes(content)
-        if not cache_entry.whole(stage, key):
+        if not cache_entry.whole(stage, key, top):
             raise ValueError(f"the library of {key[:12]} is not what was built")
         with contextlib.suppress(OSError):  # another process was faster
             if os.path.lexists(path):

@@ -18,9 +18,9 @@ from fusepass.config import cache_directory
 from fusepass.errors import warn
 
 FORMAT = "v1"
-CHOICES, REGIONS, FAILED = "choices", "regions", "failed"
+CHOICES, REGIONS, FAILED, SHARED = "choices", "regions", "failed", "shared"
 LIBRARIES = "libraries"
-"""What libraries are kept in, where entries are named; on disk they are in folders of two digits."""
+"""What entries are in where they are named; on disk they are in folders of two digits."""
 
 STAGE = "tmp-"
 """How folders of builds under way begin."""
@@ -141,8 +141,8 @@ def stage(inside: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def touch(descriptor: int) -> None:
-    """Note that what is open as `descriptor` is used now; a time that is recent enough stays, which saves a write.
+def touch(descriptor: int) -> bool:
+    """Note that what is open as `descriptor` is used now, and say whether that was written: a time that is recent enough stays.
 
     Raises:
         OSError: it cannot be noted.
@@ -150,6 +150,8 @@ def touch(descriptor: int) -> None:
     now = time.time()
     if now - os.fstat(descriptor).st_mtime > RECENT:
         os.utime(descriptor, (now, now))
+        return True
+    return False
 
 
 def remove(path: Path) -> None:

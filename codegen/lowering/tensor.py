@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Masked, Op, ReduceOp
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Masked, Op, ReduceOp, walk
 from fusepass.codegen.ir.fitting import fits
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
@@ -47,6 +47,8 @@ def dtype_of(torch_dtype: torch.dtype) -> DType:
         raise Unsupported(f"element type {torch_dtype} has no generated code")
     return found
 
+
+_LOADED = 2  # nodes of what is loaded, and maybe widened
 
 WORK_OF_A_BYTE = 14
 """Instructions of a GPU's threads in the time in which its memory takes and gives a byte."""
@@ -85,6 +87,7 @@ class Context:
     cuda: bool = False  # whether the region runs on a GPU
     wide: bool = False  # whether variances are kept in double
     _made: int = 0  # axes of `axes`
+    _kept: dict[Tensor, Tensor] = field(default_factory=dict)
 
     def axes(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """An axis for each dimension, equal to no other one: what is read at it is to be found again, and replaced."""
@@ -174,6 +177,15 @@ class Context:
         buffer = self.add_buffer(name, tensor.dtype, tensor.shape, contiguous_strides(tensor.shape), Role.TEMP)
         self.store(tensor, buffer, origin)
         return self.read(buffer)
+
+    def keep(self, tensor: Tensor, name: str, origin: str) -> None:
+        """`materialize` it, unless it is loaded as it is, for who asks for what is `kept`."""
+        if tensor not in self._kept and sum(1 for _ in walk(tensor.element)) > _LOADED:
+            self._kept[tensor] = self.materialize(tensor, name, origin)
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """`tensor` in a temporary, if there is one, or itself."""
+        return self._kept.get(tensor, tensor)
 
     def store(self, tensor: Tensor, buffer: Buffer, origin: str) -> None:
         """A pointwise kernel that writes `tensor` to `buffer`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ from fusepass.codegen.lowering.tensor import WORK_OF_A_BYTE, Coordinates, Tensor
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _POINT = 4  # instructions of a point of a window, about
+_MOST_NODES = 300  # of which an element of a concatenation is made
 
 
 def _moved(call: Call, a: Tensor, to_source: Any) -> Tensor:
@@ -189,17 +190,27 @@ def _joined(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     def within(part: Tensor, c: Coordinates, start: int) -> Expr:
         # Of one element it is the first: an index that no longer depends on where the part begins lies in memory like the others.
         place = c[axis] - start if part.shape[axis] > 1 else Index()
-        return part.at((*c[:axis], place, *c[axis + 1 :]))
+        return context.kept(part).at((*c[:axis], place, *c[axis + 1 :]))
 
     starts = [*accumulate((part.shape[axis] for part in typed), initial=0)]
     ranges = [*zip(starts, starts[1:], typed, strict=False)]
 
-    def at(c: Coordinates) -> Expr:
+    def chosen_at(c: Coordinates) -> Expr:
         # Pieces of pieces would be without number, if those were looked at that a slice leaves out.
         low, high = c[axis].bounds
         reached = [each for each in ranges if each[0] <= high and low < each[1]] or ranges[:1]
         pieces = [Piece(start, within(part, c, start)) for start, _, part in reached]
         return chosen(context.builder, c[axis], pieces)
+
+    def at(c: Coordinates) -> Expr:
+        # What reads this at several places has all parts at each of them. Where such results are parts of the next concatenation, the
+        # text would grow by a factor with each: then parts are computed once.
+        element = chosen_at(c)
+        if next(islice(walk(element), _MOST_NODES, None), None) is None:
+            return element
+        for part in typed:
+            context.keep(part, f"{call.origin}_part", call.origin)
+        return chosen_at(c)
 
     return context.tensor(value.shape, target, at, windowed=any(part.windowed for part in typed))
 

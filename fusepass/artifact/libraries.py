@@ -20,12 +20,14 @@ class Libraries:
     """What is written beside the graphs of an artifact: each library once, by number."""
 
     def __init__(self) -> None:
-        self._sources: dict[Path, Source] = {}
+        self._files: dict[Path, Path] = {}
+        self._sources: dict[Path, dict[str, Source]] = {}
 
     def number(self, file: Path, source: Source) -> int:
-        """That of the library in `file`, which was built of `source`."""
-        self._sources.setdefault(file, source)
-        return list(self._sources).index(file)
+        """That of the library in `file`, which was built of `source`, maybe among others."""
+        first = self._files.setdefault(cache_entry.library_of(file.parent) or file, file)
+        self._sources.setdefault(first, {})[source.text] = source
+        return list(self._sources).index(first)
 
     def entries(self) -> tuple[list[str], dict[str, bytes]]:
         """The names of the libraries in an artifact, in order; and its entries, the sources among them.
@@ -34,12 +36,13 @@ class Libraries:
             OSError: a library is damaged by now.
         """
         names, files = [], {}
-        for number, (file, source) in enumerate(self._sources.items()):
-            names.append(f"libraries/{number}-{source.name}.so")
+        for number, (file, sources) in enumerate(self._sources.items()):
+            first = next(iter(sources.values()))
+            names.append(f"libraries/{number}-{first.name}.so")
             with cache_entry.opened(file) as checked:
                 files[names[-1]] = Path(checked).read_bytes()
-            suffix = cache_entry.suffix(source)
-            files[f"sources/{number}-{source.name}{suffix}"] = source.text.encode()
+            for source in sources.values():
+                files[f"sources/{number}-{source.name}{cache_entry.suffix(source)}"] = source.text.encode()
         return names, files
 
 

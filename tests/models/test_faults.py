@@ -135,7 +135,7 @@ def test_one_source_that_does_not_compile_leaves_the_others_fused(monkeypatch: p
     load_inline = build._load_inline
 
     def broken(source: Any, key: str, directory: Path) -> Path:
-        if "tanh" in source.name:
+        if "tanh(" in source.text:
             raise fusepass.errors.BuildError(f"{source.name} does not compile for {source.arch}")
         return load_inline(source, key, directory)
 
@@ -285,7 +285,7 @@ def test_no_directory_at_all_can_be_made(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
     model = make_model()
     run(model)
-    for library in (tmp_path / "cache").rglob("lib.so"):
+    for library in (tmp_path / "cache").rglob("*.so"):
         damaged = library.with_suffix(".new")  # the one in place is in use by this process
         damaged.write_bytes(library.read_bytes()[:-1] + b"?")
         damaged.replace(library)

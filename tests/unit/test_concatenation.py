@@ -124,3 +124,23 @@ def test_pieces_that_a_slice_leaves_out_are_not_lowered(monkeypatch: pytest.Monk
     )
     region(nested, torch.randn(2, 8))
     assert sum(op is Op.TANH for op in applied) == 40
+
+
+def test_concatenations_of_what_is_read_of_others_grow_with_their_number() -> None:
+    """Not by a factor with each: what would be computed at many places is computed once."""
+
+    def sliced(count: int) -> Callable[[Tensor], Tensor]:
+        def net(x: Tensor) -> Tensor:
+            parts = [x]
+            for number in range(count):
+                joined = torch.cat(parts, 1)
+                parts.append(torch.tanh(joined[:, number : number + 8] * 1.1) + joined[:, -8:])
+            return torch.cat(parts, 1)
+
+        return net
+
+    made = {count: region(sliced(count), torch.randn(2, 8)) for count in (8, 16)}
+    lengths = {count: len(render(each.passed(), DeviceFacts.cpu(cores=2)).text) for count, each in made.items()}
+    assert lengths[16] < 3 * lengths[8]
+    assert lengths[16] < 100_000
+    made[8].check()
