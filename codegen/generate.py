@@ -24,7 +24,7 @@ from fusepass.codegen.ir.program import (
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.passes.anchors import AnchorSource, Choice
 from fusepass.codegen.passes.axes import order_and_merge
-from fusepass.codegen.passes.pipeline import PassOptions, run_passes
+from fusepass.codegen.passes.pipeline import Known, PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule.cluster import cluster_size
@@ -151,9 +151,10 @@ def generate(
     facts: DeviceFacts,
     anchor: AnchorSource = AnchorSource.PREFERRED,
     overrides: ScheduleOverrides = NO_OVERRIDES,
+    known: Known | None = None,
 ) -> Generated:
     """Run the passes for a device; what is rendered, is when it is asked for. `anchor` says who is to compute the region's anchor,
-    `overrides` how kernels are to depart from the rules.
+    `overrides` how kernels are to depart from the rules, `known` what was generated of the same program with another `anchor`.
 
     Raises:
         IRError: a bug in a pass.
@@ -166,8 +167,9 @@ def generate(
             stages.append((stage, program_text(result)))
 
     options = pass_options(facts, anchor, overrides)
-    final = run_passes(program, builder, options, check=config.debug, observe=observe)
-    generated = Generated(final, facts, overrides)
+    known = known or Known()
+    final = run_passes(program, builder, options, check=config.debug, observe=observe, known=known)
+    generated = known.once("generated", final, lambda program: Generated(program, facts, overrides))
     if config.dump:
         _dump(config.dump / program.name, stages, generated.source)
     return generated
@@ -238,10 +240,10 @@ def _pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFa
     return pays(program, first, second, facts)
 
 
-def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice:
-    """Which anchors become kernels."""
+def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice | None:
+    """Which anchors become kernels; None where none do."""
     if anchor is AnchorSource.LIBRARY:
-        return lambda program, kernel: False
+        return None
     from fusepass.codegen.render.cuda.families import serves  # with all writers, which nobody needs who generates C++
 
     def accepts(program: Program, kernel: Kernel) -> bool:

@@ -42,9 +42,8 @@ class DType(enum.Enum):
     F32 = _Info("f32", 4, Kind.FLOAT)
     F64 = _Info("f64", 8, Kind.FLOAT)
 
-    @property
-    def nbytes(self) -> int:
-        return self.value.nbytes
+    def __init__(self, info: _Info) -> None:
+        self.nbytes = info.nbytes
 
     @property
     def is_float(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.index import Axis, Bound, Index
@@ -152,14 +153,16 @@ def walk(*roots: Expr, but: Container[int] = ()) -> Iterator[Expr]:
         node = stack.pop()
         if isinstance(node, tuple):  # its operands are through
             yield node[0]
-        elif id(node) not in seen and id(node) not in but:
-            seen.add(id(node))
-            below = children(node)
-            if below:
-                stack.append((node,))
-                stack.extend(reversed(below))
-            else:
-                yield node
+            continue
+        identity = id(node)
+        if identity in seen or identity in but:
+            continue
+        seen.add(identity)
+        if type(node) not in _LEAVES and (below := children(node)):
+            stack.append((node,))
+            stack.extend(below[::-1])
+        else:
+            yield node
 
 
 def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: bool = False) -> Iterator[Expr]:
@@ -256,14 +259,15 @@ class Builder:
     def __init__(self) -> None:
         self._nodes: dict[tuple[object, ...], Expr] = {}
 
-    def _intern(self, key: tuple[object, ...], make: Callable[[], Expr]) -> Expr:
+    def _intern(self, kind: type[Expr], *fields: Any) -> Expr:
+        key = (kind, *fields)
         found = self._nodes.get(key)
         if found is None:
-            found = self._nodes[key] = make()
+            found = self._nodes[key] = kind(*fields)
         return found
 
     def load(self, buffer: str, index: Index, dtype: DType) -> Expr:
-        return self._intern(("load", buffer, index), lambda: Load(buffer, index, dtype))
+        return self._intern(Load, buffer, index, dtype)
 
     def gather(self, buffer: str, index: Index, places: tuple[Place, ...], dtype: DType) -> Expr:
         """An element at places of which those that are known beforehand, and lie inside, are part of the index."""
@@ -273,14 +277,17 @@ class Builder:
             places = tuple(place for place in places if place.known is None)
         if not places:
             return self.load(buffer, index, dtype)
-        key = tuple((id(place.value), place.stride, place.size, place.checked) for place in places)
-        return self._intern(("gather", buffer, index, key), lambda: Gather(buffer, index, places, dtype))
+        return self._intern(Gather, buffer, index, places, dtype)
 
     def const(self, value: float | int | bool, dtype: DType) -> Expr:
         typed: float | int | bool = (
             float(value) if dtype.is_float else dtype.wrap(int(value)) if dtype.is_int else bool(value)
         )
-        return self._intern(("const", repr(typed), dtype), lambda: Const(typed, dtype))
+        key = Const, repr(typed), dtype  # 0.0 equals -0.0, and NaN nothing
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = Const(typed, dtype)
+        return found
 
     def apply(self, op: Op, *args: Expr, dtype: DType | None = None) -> Expr:
         result = dtype or args[-1].dtype
@@ -293,12 +300,17 @@ class Builder:
         found = self._of_positions(op, args, result)
         if found is not None:
             return found
-        return self._intern(("apply", op, result, *map(id, args)), lambda: Apply(op, args, result))
+        return self._intern(Apply, op, args, result)
 
     def _of_positions(self, op: Op, args: Sequence[Expr], dtype: DType) -> Expr | None:
         """`op` on integers that only depend on where the element stands, where that is an index again or known beforehand."""
-        indices = [index for arg in args if (index := known_index(arg)) is not None]
-        found = combined(op, indices) if len(indices) == len(args) else None
+        indices = list[Index]()
+        for arg in args:
+            index = known_index(arg)
+            if index is None:
+                return None
+            indices.append(index)
+        found = combined(op, indices)
         if isinstance(found, bool):
             return self.const(found, dtype)
         if found is None or not dtype.is_int or not found.narrow:
@@ -312,30 +324,28 @@ class Builder:
     def position(self, index: Index, dtype: DType = DType.I64) -> Expr:
         if not index.terms:
             return self.const(index.constant, dtype)
-        return self._intern(("position", index, dtype), lambda: Position(index, dtype))
+        return self._intern(Position, index, dtype)
 
     def masked(self, mask: tuple[Bound, ...], value: Expr, other: Expr) -> Expr:
         open_bounds = tuple(bound for bound in mask if not bound.always)
         if not open_bounds:
             return value
-        return self._intern(
-            ("masked", open_bounds, id(value), id(other)), lambda: Masked(open_bounds, value, other, value.dtype)
-        )
+        return self._intern(Masked, open_bounds, value, other, value.dtype)
 
     def window(self, op: ReduceOp, axes: tuple[Axis, ...], value: Expr) -> Expr:
-        return self._intern(("window", op, axes, id(value)), lambda: Window(op, axes, value, value.dtype))
+        return self._intern(Window, op, axes, value, value.dtype)
 
     def reduction_result(self, reduction: str, part: int, dtype: DType) -> Expr:
-        return self._intern(("stat", reduction, part), lambda: ReductionResult(reduction, part, dtype))
+        return self._intern(ReductionResult, reduction, part, dtype)
 
     def prefix(self, reduction: str, part: int, index: Index, dtype: DType) -> Expr:
-        return self._intern(("prefix", reduction, part, index), lambda: Prefix(reduction, part, index, dtype))
+        return self._intern(Prefix, reduction, part, index, dtype)
 
     def rewrite(
         self,
         root: Expr,
         axes: Mapping[Axis, Index] | None = None,
-        leaf: Callable[[Expr], Expr | None] = lambda _: None,
+        leaf: Callable[[Expr], Expr | None] | None = None,
     ) -> Expr:
         """`root` with axes replaced, then every node for which `leaf` gives an expression replaced by that.
 
@@ -346,45 +356,62 @@ class Builder:
     def rewriting(
         self,
         axes: Mapping[Axis, Index] | None = None,
-        leaf: Callable[[Expr], Expr | None] = lambda _: None,
+        leaf: Callable[[Expr], Expr | None] | None = None,
     ) -> Callable[[Expr], Expr]:
         """`rewrite` for several roots: what they have in common is rewritten once, so `leaf` must say the same each time."""
         replaced = axes or {}
+
+        def along(index: Index) -> Index:
+            return index.substitute(replaced)
+
+        def condition(bound: Bound) -> Bound:
+            return Bound(along(bound.index), bound.low, bound.high)
+
+        return self.with_indices(along, condition, leaf)
+
+    def with_indices(
+        self,
+        along: Callable[[Index], Index],
+        condition: Callable[[Bound], Bound],
+        leaf: Callable[[Expr], Expr | None] | None = None,
+    ) -> Callable[[Expr], Expr]:
+        """As `rewriting`, with what `along` makes of each index, and `condition` of what masks ask."""
         done: dict[int, Expr] = {}
         roots: list[Expr] = []  # `done` is keyed by identity
 
         def rewrite(root: Expr) -> Expr:
             roots.append(root)
             for node in walk(root, but=done):
-                done[id(node)] = self._rebuild(node, replaced, done, leaf)
+                fresh = self._rebuild(node, along, condition, done)
+                done[id(node)] = fresh if leaf is None else leaf(fresh) or fresh
             return done[id(root)]
 
         return rewrite
 
     def _rebuild(
-        self, node: Expr, axes: Mapping[Axis, Index], done: dict[int, Expr], leaf: Callable[[Expr], Expr | None]
+        self,
+        node: Expr,
+        along: Callable[[Index], Index],
+        condition: Callable[[Bound], Bound],
+        done: Mapping[int, Expr],
     ) -> Expr:
-        fresh: Expr
         match node:
+            case Apply(op, args, dtype):
+                return self.apply(op, *[done[id(arg)] for arg in args], dtype=dtype)
             case Load(buffer, index, dtype):
-                fresh = self.load(buffer, index.substitute(axes), dtype)
+                return self.load(buffer, along(index), dtype)
+            case Const(value, dtype):
+                return self.const(value, dtype)
             case Gather(buffer, index, places, dtype):
                 moved = tuple(replace(place, value=done[id(place.value)]) for place in places)
-                fresh = self.gather(buffer, index.substitute(axes), moved, dtype)
-            case Const(value, dtype):
-                fresh = self.const(value, dtype)
-            case Apply(op, args, dtype):
-                fresh = self.apply(op, *(done[id(arg)] for arg in args), dtype=dtype)
+                return self.gather(buffer, along(index), moved, dtype)
             case Position(index, dtype):
-                fresh = self.position(index.substitute(axes), dtype)
+                return self.position(along(index), dtype)
             case Masked(mask, value, other, _):
-                bounds = tuple(Bound(b.index.substitute(axes), b.low, b.high) for b in mask)
-                fresh = self.masked(bounds, done[id(value)], done[id(other)])
+                return self.masked(tuple(map(condition, mask)), done[id(value)], done[id(other)])
             case Window(op, window_axes, value, _):
-                fresh = self.window(op, window_axes, done[id(value)])
+                return self.window(op, window_axes, done[id(value)])
             case ReductionResult(reduction, part, dtype):
-                fresh = self.reduction_result(reduction, part, dtype)
+                return self.reduction_result(reduction, part, dtype)
             case Prefix(reduction, part, index, dtype):
-                fresh = self.prefix(reduction, part, index.substitute(axes), dtype)
-        replaced = leaf(fresh)
-        return fresh if replaced is None else replaced
+                return self.prefix(reduction, part, along(index), dtype)

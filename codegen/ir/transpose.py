@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, prod
 
 from fusepass.codegen.ir.expr import Load, inside_windows
@@ -19,6 +20,7 @@ from fusepass.codegen.ir.program import Kernel, Program, Store
 _LINE = 128  # bytes
 COLUMNS = 128  # of a tile
 _FIRST = 32  # points of an axis
+_KEPT = 1 << 12  # results that are remembered, as schedules and what writes them ask for the same ones
 _MOST = 4  # accesses of a kernel that cross; more do not fit in a block's shared memory
 
 
@@ -205,6 +207,7 @@ def reused(found: Sequence[Transpose], stores: Iterable[str], program: Program) 
     return made
 
 
+@lru_cache(maxsize=_KEPT)
 def near_step(index: Index, axis: Axis) -> float:
     """How far apart in memory the first two points of `axis` are; infinite where they are the same element."""
     if axis.size < 2:

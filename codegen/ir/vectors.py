@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import gcd, prod
 
-from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Masked, Position, Prefix, Window
+from fusepass.codegen.ir.expr import Builder, Expr, Load, Window
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, Mod, axis_index, delinearize, from_the_end
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction, Store
 
@@ -113,13 +113,13 @@ def split(kernel: Kernel, axis: Axis, lane: Axis, builder: Builder, *, anywhere:
     def condition(bound: Bound) -> Bound:
         return Bound(along(bound.index), bound.low, bound.high) if anywhere else _split_bound(bound, axis, lane)
 
-    return map_values(kernel, _with_indices(along, condition, builder), along)
+    return map_values(kernel, builder.with_indices(along, condition), along)
 
 
 def split_value(value: Expr, axis: Axis, lane: Axis, builder: Builder) -> Expr:
     """A value of a kernel after `split`."""
     along, condition = partial(split_index, axis=axis, lane=lane), partial(_split_bound, axis=axis, lane=lane)
-    return _with_indices(along, condition, builder)(value)
+    return builder.with_indices(along, condition)(value)
 
 
 def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
@@ -132,29 +132,6 @@ def _split_bound(bound: Bound, axis: Axis, lane: Axis) -> Bound:
     limits = [limit for limit, open_ in ((bound.low, low < bound.low), (bound.high, high >= bound.high)) if open_]
     same = 0 < step * (lane.size - 1) < gcd(alignment(start, axis, lane.size), *limits)
     return Bound(start, bound.low, bound.high) if same else bound
-
-
-def _with_indices(
-    along: Callable[[Index], Index], condition: Callable[[Bound], Bound], builder: Builder
-) -> Callable[[Expr], Expr]:
-    """Gives values with what `along` makes of all indices, and `condition` of what masks ask."""
-
-    def leaf(node: Expr) -> Expr | None:
-        match node:
-            case Load(buffer, index, dtype):
-                return builder.load(buffer, along(index), dtype)
-            case Gather(buffer, index, places, dtype):
-                return builder.gather(buffer, along(index), places, dtype)
-            case Position(index, dtype):
-                return builder.position(along(index), dtype)
-            case Prefix(reduction, part, index, dtype):
-                return builder.prefix(reduction, part, along(index), dtype)
-            case Masked(mask, value, other, _):
-                return builder.masked(tuple(map(condition, mask)), value, other)
-            case _:
-                return None
-
-    return builder.rewriting(leaf=leaf)
 
 
 def _moved(kernel: Kernel, axes: Mapping[Axis, Index], builder: Builder) -> Kernel:

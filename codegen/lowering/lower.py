@@ -85,6 +85,7 @@ def lower(
     tf32: bool = False,
     wide: bool = False,
     updates: Mapping[int, str] | None = None,
+    builder: Builder | None = None,
 ) -> tuple[Program, Builder]:
     """The program of a region.
 
@@ -97,6 +98,7 @@ def lower(
         tf32: whether the library rounds the operands of that convolution to TF32.
         wide: whether variances are kept in double, as eager's are on a CPU; only C++ kernels take no longer for that.
         updates: for outputs that are to be written over placeholders, by number, the names of these.
+        builder: interns the expressions; a new one by default.
 
     Returns:
         The program and the builder that interned its expressions (passes must use the same one).
@@ -111,7 +113,7 @@ def lower(
     placeholders = lowered.graph.find_nodes(op="placeholder")
     # Decompositions describe tensors without their device.
     cuda = any(node.meta["val"].device.type == "cuda" for node in graph.graph.find_nodes(op="placeholder"))
-    context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda, wide=wide)
+    context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda, wide=wide, builder=builder or Builder())
     values: dict[torch.fx.Node, Any] = {}
     inputs: list[str] = []
     read_from: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
@@ -22,7 +23,7 @@ from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.place_numbers import place_numbers
-from fusepass.codegen.passes.products import Length, split_products, whole_sums
+from fusepass.codegen.passes.products import Length, split_products, whole_sums, without_idle_views
 from fusepass.codegen.passes.rematerialisation import Rematerialise, never
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_reductions, windows_of_short_rows
@@ -34,8 +35,11 @@ from fusepass.codegen.passes.updates import store_once, write_last
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_taps, lay_out_weights
 from fusepass.codegen.passes.window_kernels import separate_windows
 
+_ANCHORS = "generate_anchors"
+
 Pass = Callable[[Program, Builder], Program]
 Observer = Callable[[str, Program], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class PassOptions:
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
         access: bytes of the widest access: rows of fewer that are only reduced become windows; 0 where a thread has no use of its neighbours'
             rows, and what is reduced across them is stored before.
-        anchors: whether a kernel with an anchor is better than the library's call.
+        anchors: whether a kernel with an anchor is better than the library's call; None where none ever is.
         warps: that multiply together in a convolution; see `Convolution.warps`.
         halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
             weights in registers.
@@ -78,7 +82,7 @@ class PassOptions:
     stores_columns: bool = True
     stores_pieces: bool = True
     access: int = 0
-    anchors: Choice = lambda program, kernel: False
+    anchors: Choice | None = None
     warps: int = 1
     halves: bool = False
     tiled: bool = False
@@ -112,7 +116,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("fuse_siblings", fuse_siblings),
         ("fuse_parts", fuse_parts),
         ("online_softmax", lambda p, b: online_softmax(p, b, options.longest_cached_row, options.longest_column)),
-        ("generate_anchors", lambda p, b: _generate_anchors(p, b, options)),
+        (_ANCHORS, lambda p, b: _generate_anchors(p, b, options)),
         ("nest_reductions", nest_reductions),
         ("windows_of_readers", lambda p, b: windows_of_readers(p, b, options.longest_cached_row, options.access)),
         ("fuse_elements", lambda p, b: fuse_elements(p, b, rules)),
@@ -139,21 +143,57 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
     )
 
 
+class Known:
+    """What was found of the programs of one builder, under options that differ in who computes anchors alone: candidates are one program
+    before that is decided, and often behind it.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[Program, Program] = {}
+        self._found: dict[tuple[str, int], tuple[Program, Any]] = {}
+
+    def same(self, program: Program) -> Program:
+        """The first one that equals `program`."""
+        return self._programs.setdefault(program, program)
+
+    def once(self, name: str, program: Program, make: Callable[[Program], T]) -> T:
+        """What `make`, which `name` stands for, gave for this very `program`."""
+        key = name, id(program)
+        if key not in self._found:
+            self._found[key] = program, make(program)  # which keeps the program, and with it its identity
+        found: T = self._found[key][1]
+        return found
+
+
 def run_passes(
-    program: Program, builder: Builder, options: PassOptions, *, check: bool = False, observe: Observer | None = None
+    program: Program,
+    builder: Builder,
+    options: PassOptions,
+    *,
+    check: bool = False,
+    observe: Observer | None = None,
+    known: Known | None = None,
 ) -> Program:
     """`program` after every pass.
 
     With `check` the verifier runs after each and an `IRError` names the pass that broke a rule; `observe` sees
-    every intermediate program.
+    every intermediate program. Nothing runs of which the result is `known`.
     """
+    known = known or Known()
     for name, function in passes(options):
-        program = function(program, builder)
+        if name == _ANCHORS:
+            program = known.same(function(program, builder))
+        else:
+            program = known.once(name, program, partial(_applied, function, builder))
         if observe is not None:
             observe(name, program)
         if check:
             _checked(name, program)
     return program
+
+
+def _applied(function: Pass, builder: Builder, program: Program) -> Program:
+    return function(program, builder)
 
 
 def _checked(name: str, program: Program) -> None:
@@ -165,6 +205,8 @@ def _checked(name: str, program: Program) -> None:
 
 
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
+    if options.anchors is None:
+        return without_idle_views(program)
     kinds = {"halves": options.halves, "tiled": options.tiled, "held": options.held, "plain": options.plain}
     return generate_anchors(
         program,

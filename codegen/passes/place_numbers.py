@@ -25,4 +25,12 @@ def place_numbers(program: Program, builder: Builder) -> Program:
             case _:
                 return None
 
-    return replace(program, kernels=tuple(rewrite_kernel(kernel, builder, leaf=placed) for kernel in program.kernels))
+    kernels = (
+        rewrite_kernel(kernel, builder, leaf=placed) if any(map(_is_random, kernel.nodes)) else kernel
+        for kernel in program.kernels
+    )
+    return replace(program, kernels=tuple(kernels))
+
+
+def _is_random(node: Expr) -> bool:
+    return isinstance(node, Apply) and node.op is Op.RANDOM

@@ -18,5 +18,5 @@ def iterations_of_access(places: Sequence[int], nbytes: int) -> int:
     together, cycles = _AT_ONCE // unit, 0
     for first in range(0, len(places), together):
         units = {place // unit for place in places[first : first + together]}
-        cycles += max(Counter(each % together for each in units).values())
+        cycles += max(Counter([each % together for each in units]).values())
     return cycles

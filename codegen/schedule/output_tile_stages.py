@@ -34,13 +34,14 @@ def in_iterations(work: OutputTileWork, least: int) -> Iterator[tuple[WindowTile
             continue
         for plan in patches_of(work, way, _rows(height, way.width)):
             for along in _strips(work, plan.lanes * plan.width):
-                finished = _finished(work, replace(plan, along=along))
-                if finished is not None and finished[0].shared_bytes <= room:
+                finished = _finished(work, replace(plan, along=along), room)
+                if finished is not None:
                     yield finished
 
 
-def _finished(work: OutputTileWork, plan: WindowTile) -> tuple[WindowTile, float] | None:
-    """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers."""
+def _finished(work: OutputTileWork, plan: WindowTile, room: int) -> tuple[WindowTile, float] | None:
+    """`plan` with the shared memory that it takes, and its seconds; None where no tiles serve it, or a multiprocessor has not the registers, or not
+    so many bytes of `room`."""
     tiles = work.tiles_under(plan)
     if tiles is None or sum(tile.reach for tile in tiles) > MOST_READ:
         return None
@@ -50,7 +51,7 @@ def _finished(work: OutputTileWork, plan: WindowTile) -> tuple[WindowTile, float
     nbytes = sum(plan.planes // tile.images * tile.nbytes for tile in tiles)
     nbytes += sum(iteration.nbytes for iteration in work.first_iterations(plan, tiles))
     plan = with_room(work, plan, nbytes, registers)
-    return plan, work.seconds(plan, tiles)
+    return (plan, work.seconds(plan, tiles)) if plan.shared_bytes <= room else None
 
 
 def _strips(work: OutputTileWork, cols: int) -> Iterator[int]:

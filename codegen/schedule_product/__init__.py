@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.product import Arithmetic, Operand, Product, parts_of, reach
 from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.schedule_product.cost import seconds_of
+from fusepass.codegen.schedule_product.cost import Estimate
 from fusepass.codegen.schedule_product.tiles import PANEL_BYTES, TILINGS, Access, Tiling
 
 GROUP = 8  # tiles of rows that blocks go through before the next tile of columns
@@ -191,25 +191,36 @@ def schedule_product(
     `aligned` says that inputs start at a multiple of 16 bytes. Copies of others are narrower, by which another tile may be the best; but a
     kernel that was made to reduce in pieces keeps to a tile that has as many.
     """
-    found = [plan for tiling in TILINGS if (plan := _candidate(kernel, program, facts, tiling, aligned)) is not None]
+    _, batch, rows, columns = kernel.matrix
+    product, estimate = _product(kernel), Estimate(kernel, program, facts)
+    left = access_of(program, product, product.left, batch, rows, aligned)
+    right = access_of(program, product, product.right, batch, columns, aligned)
+    halves = any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores)
+    fitting = [tiling for tiling in TILINGS if _serves(tiling, kernel, facts, left, right, halves)]
+    found = [
+        plan for tiling in fitting if (plan := _candidate(kernel, facts, estimate, tiling, left, right)) is not None
+    ]
     if kernel.partials is not None:
         found = [plan for plan in found if plan.pieces == kernel.partials.pieces.size] or found
-    return min(found, key=lambda plan: plan.seconds, default=None)
+    best = min(found, key=lambda plan: plan.seconds, default=None)
+    return best and replace(best, wide=_is_wide(kernel, program, best.tiling), aligned=aligned)
+
+
+def _serves(tiling: Tiling, kernel: Kernel, facts: DeviceFacts, left: Access, right: Access, halves: bool) -> bool:
+    """Whether a device multiplies the operands of `kernel` in such tiles, and what it stores is laid out in them, `halves` or not."""
+    if not tiling.serves(_product(kernel), left, right) or (tiling.groups and not facts.warp_groups):
+        return False
+    if kernel.cols and not _holds_columns(kernel, tiling):
+        return False
+    return not (tiling.chained and halves)  # 32 columns are laid out at a time, half lines of such results
 
 
 def _candidate(
-    kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, aligned: bool
+    kernel: Kernel, facts: DeviceFacts, estimate: Estimate, tiling: Tiling, left: Access, right: Access
 ) -> ProductSchedule | None:
+    """The schedule in tiles of one kind, as far as it does not depend on buffers; None where these do not fit."""
     product = _product(kernel)
     pieces, batch, rows, columns = kernel.matrix
-    left = access_of(program, product, product.left, batch, rows, aligned)
-    right = access_of(program, product, product.right, batch, columns, aligned)
-    if not tiling.serves(product, left, right) or (tiling.groups and not facts.warp_groups):
-        return None
-    if kernel.cols and not _holds_columns(kernel, tiling):
-        return None
-    if tiling.chained and any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores):
-        return None  # 32 columns are laid out at a time, half lines of such results
     stage = tiling.stage(product, left, right)
     fitted = _fitted(tiling, stage, product, facts)
     if fitted is None:
@@ -231,10 +242,9 @@ def _candidate(
         batches=pieces * batch,
         blocks=staying if tiling.iterations else count,
         shared_bytes=shared,
-        wide=_is_wide(kernel, program, fitted),
+        wide=False,
         arithmetic=product.arithmetic,
-        seconds=seconds_of(kernel, program, facts, fitted, count, beside, narrow),
-        aligned=aligned,
+        seconds=estimate.seconds(fitted, count, beside, narrow),
         fillers=_FILLERS if product.fills else 0,
     )
 

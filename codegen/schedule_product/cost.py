@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
@@ -24,33 +25,49 @@ _NARROW = 3e-9
 _WAIT = 2e-6  # seconds in which a block gets its first numbers and its results leave
 
 
-def seconds_of(
-    kernel: Kernel, program: Program, facts: DeviceFacts, tiling: Tiling, blocks: int, beside: int, narrow: float
-) -> float:
-    """Seconds: the multiprocessor with most blocks, or memory if that takes longer.
+class Estimate:
+    """How long the kernel of a product takes in tiles of one kind or another."""
 
-    A block of few panels has nothing to multiply while they come, or while its results leave: that others do, as many as stand `beside`
-    each other. Of a panel, `narrow` copies are less than whole accesses, those not counted that other blocks hide.
-    """
-    product = kernel.anchor
-    assert isinstance(product, Product)
-    one = 2 * tiling.rows * tiling.columns * tiling.depth(product)
-    each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
-    share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
-    computing = each * one / (_rate(facts.machine.rates, tiling, product.arithmetic) * share)
-    written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
-    moved = sum(program.buffer(name).nbytes for name in kernel.reads | written)
-    idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-    short, following = not tiling.runs and tiling.panels(product) < tiling.stages, 0.0
-    if short or product.arithmetic is Arithmetic.HALVES:
-        following = _following(kernel, facts) * (_HIDDEN if tiling.resident > 1 or tiling.iterations else 1)
-    copying = 0.0 if short else each * tiling.panels(product) * narrow / 32 * _NARROW
-    starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
-    working, moving = starting + computing + copying + following, moved / facts.bandwidth
-    if not short:
-        return max(working, idle * moving)
-    alone = _WAIT * blocks / facts.multiprocessors + working + moving
-    return max(working, idle * moving, alone / beside)
+    def __init__(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> None:
+        assert isinstance(kernel.anchor, Product)
+        self._kernel, self._product, self._facts = kernel, kernel.anchor, facts
+        written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
+        self._moving = sum(program.buffer(name).nbytes for name in kernel.reads | written) / facts.bandwidth
+
+    def seconds(self, tiling: Tiling, blocks: int, beside: int, narrow: float) -> float:
+        """Seconds: the multiprocessor with most blocks, or memory if that takes longer.
+
+        A block of few panels has nothing to multiply while they come, or while its results leave: that others do, as many as stand `beside`
+        each other. Of a panel, `narrow` copies are less than whole accesses, those not counted that other blocks hide.
+        """
+        product, facts, panels = self._product, self._facts, tiling.panels(self._product)
+        one = 2 * tiling.rows * tiling.columns * tiling.depth(product)
+        each = max(ceil(blocks / facts.multiprocessors), _ALONE * tiling.resident)
+        share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
+        computing = each * one / (_rate(facts.machine.rates, tiling, product.arithmetic) * share)
+        idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
+        short, following = not tiling.runs and panels < tiling.stages, 0.0
+        if short or product.arithmetic is Arithmetic.HALVES:
+            following = self._following * (_HIDDEN if tiling.resident > 1 or tiling.iterations else 1)
+        copying = 0.0 if short else each * panels * narrow / 32 * _NARROW
+        starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
+        working = starting + computing + copying + following
+        if not short:
+            return max(working, idle * self._moving)
+        alone = _WAIT * blocks / facts.multiprocessors + working + self._moving
+        return max(working, idle * self._moving, alone / beside)
+
+    @cached_property
+    def _following(self) -> float:
+        """Seconds for what the kernel does behind its sums."""
+        kernel, facts = self._kernel, self._facts
+        phases = [[value for each in loop for value in each.values] for loop in kernel.reduction_loops]
+        phases += [[store.value for store in kernel.stores]] if kernel.stores else []
+        phases += [[kernel.partials.value]] if kernel.partials else []
+        each = sum(_PHASE + _instructions(phase) for phase in phases)
+        once = _instructions([store.value for store in kernel.row_stores])
+        count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
+        return count / 32 / (facts.machine.rates.after_products * facts.multiprocessors)
 
 
 def _rate(rates: Rates, tiling: Tiling, arithmetic: Arithmetic) -> float:
@@ -63,17 +80,6 @@ def _rate(rates: Rates, tiling: Tiling, arithmetic: Arithmetic) -> float:
             return found.tf32
         case Arithmetic.HALVES:
             return found.halves
-
-
-def _following(kernel: Kernel, facts: DeviceFacts) -> float:
-    """Seconds for what a kernel does behind its sums."""
-    phases = [[value for each in reduction_loop for value in each.values] for reduction_loop in kernel.reduction_loops]
-    phases += [[store.value for store in kernel.stores]] if kernel.stores else []
-    phases += [[kernel.partials.value]] if kernel.partials else []
-    each = sum(_PHASE + _instructions(phase) for phase in phases)
-    once = _instructions([store.value for store in kernel.row_stores])
-    count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
-    return count / 32 / (facts.machine.rates.after_products * facts.multiprocessors)
 
 
 def _instructions(roots: Sequence[Expr]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 
 from fusepass.autotune.recorded import restore
 from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
-from fusepass.autotune.work import Candidate, Work
+from fusepass.autotune.work import Candidate, Common, Work
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
@@ -22,6 +22,7 @@ from fusepass.codegen.generate import Generated, conversions, generate
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.search.schedules import schedule_candidates
@@ -68,6 +69,8 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
         work.reason = told(bug)
+    finally:
+        work.common = Common()
 
 
 def told(bug: Exception) -> str:
@@ -234,22 +237,33 @@ def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
 
 def candidate_of(work: Work, spec: CandidateSpec, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
     """The program of `spec`; `share` may give what is generated a library that serves other sizes, too."""
+    common, chosen = work.common, spec.anchor_format
+    if chosen not in common.lowered:
+        common.lowered[chosen] = _lowered(work, chosen, facts)
+    program, converted = common.lowered[chosen]
+    shared = {name: share(each) for name, each in converted.items()}
+    made = generate(program, common.builder, facts, spec.anchor, spec.overrides, common.known[spec.overrides])
+    return Candidate(spec, share(made), shared)
+
+
+def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> tuple[Program, Mapping[str, Generated]]:
+    """The program of a region before the passes, with what changes a layout for the library."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)
     updates = {number: write.all_input_nodes[0].name for number, write in work.updates.items()}
-    program, builder = lower(
+    program, _ = lower(
         work.graph,
         work.region.name,
         labels,
         values,
-        spec.anchor_format,
+        anchor_format,
         tf32=tf32,
         wide=facts.target is Target.CPU,
         updates=updates,
+        builder=work.common.builder,
     )
-    converted = {call.result: share(generate(conversion, own, facts)) for call, conversion, own in conversions(program)}
-    return Candidate(spec, share(generate(program, builder, facts, spec.anchor, spec.overrides)), converted)
+    return program, {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}
 
 
 def build_candidates(works: Sequence[Work]) -> None:

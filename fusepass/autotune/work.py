@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.autotune.kind import kind_of
 from fusepass.codegen.generate import Generated
+from fusepass.codegen.ir.expr import Builder
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.passes.pipeline import Known
+from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.search.space import CandidateSpec
 from fusepass.codegen.source import Source
 from fusepass.patterns.partition import Region
@@ -57,6 +63,21 @@ class Candidate:
 
 
 @dataclass
+class Common:
+    """What candidates of a region have in common while they are generated.
+
+    Attributes:
+        builder: of their expressions.
+        lowered: by the format of the anchor, the program before the passes; with its `Candidate.conversions`.
+        known: by how kernels depart from the rules, what passes gave.
+    """
+
+    builder: Builder = field(default_factory=Builder)
+    lowered: dict[AnchorFormat, tuple[Program, Mapping[str, Generated]]] = field(default_factory=dict)
+    known: defaultdict[ScheduleOverrides, Known] = field(default_factory=lambda: defaultdict(Known))
+
+
+@dataclass
 class Work:
     """One region with what is known of it so far.
 
@@ -68,6 +89,7 @@ class Work:
         updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.compile.writes.updates_of`.
         anew: makes `graph` once more, for what is generated after that was let go of; None where nobody keeps what it is made of.
         record_key: under which `fusepass.autotune.recorded` is to keep what is generated of it; None where it need not.
+        common: what its candidates have in common, where some are being generated.
         like: the earlier region of its graph that differs in nothing but names, if there is one.
         offered: names of the candidates that it may be tried in, the one to choose unmeasured first.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
@@ -88,6 +110,7 @@ class Work:
     updates: Mapping[int, fx.Node] = field(default_factory=dict)
     anew: Callable[[], fx.GraphModule] | None = None
     record_key: str | None = None
+    common: Common = field(default_factory=Common, init=False, repr=False)
     like: Work | None = None
     offered: tuple[str, ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
@@ -136,6 +159,7 @@ class Work:
     def let_go(self) -> None:
         """Forget what nobody asks for at the end of the pipeline: nodes are most of the memory that a signature takes."""
         vars(self).pop("kind", None)
+        self.common = Common()
         del self.graph
 
     @cached_property

@@ -85,7 +85,7 @@ def test_sources_become_one_library_and_an_entry_each(directory: Path, compiled:
     entries = cache.entries()
     assert {*made} == {entry.path / "lib.so" for entry in entries}
     (library,) = {entry.library for entry in entries}
-    assert library.parent == directory / "v1" / "libraries"
+    assert library.parent == directory / "v1" / "shared"
     assert sorted(entry.name for entry in entries) == sorted(source.name for source in given)
     assert sorted((entry.path / "source.cpp").read_text() for entry in entries) == sorted(each.text for each in given)
     assert all(entry.intact for entry in entries)
@@ -241,7 +241,7 @@ def test_what_is_there_or_being_built_is_left_out() -> None:
 
 def shared(directory: Path) -> Path:
     """The file of what is built together."""
-    (file,) = (directory / "v1" / "libraries").iterdir()
+    (file,) = (directory / "v1" / "shared").iterdir()
     return file
 
 
