@@ -176,7 +176,7 @@ def _read_as_well(like: fx.Node, backward: set[fx.Node]) -> Iterator[fx.Node]:
             seen.add(node)
             made.append(node)
             read = any(user in backward and user.target not in _OF_A_SHAPE for user in node.users)
-            if read and first is value and Meta.of(first) == look:
+            if read and Meta.of(first) == look and first is value:
                 yield node
 
 
