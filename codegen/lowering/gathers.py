@@ -241,9 +241,14 @@ def _scatter(call: Call, a: Tensor, dim: int, index: Tensor, source: Tensor | fl
         raise Unsupported("several elements may meet in one place")
     axis = dim % len(a.shape)
     value = source if isinstance(source, Tensor) else context.constant(source, (1,) * len(a.shape), a.dtype)
-    place = gathered(
-        call, index, index.shape, lambda c: (c, {axis: Lookup(position(context, index, c), a.shape[axis])})
-    )
+
+    def looked(c: Coordinates) -> Looked:
+        found = Lookup(position(context, index, c), a.shape[axis])
+        return c, {
+            axis: found
+        } if found.known is None else {}  # a place is none of `index`, which has one element there
+
+    place = gathered(call, index, index.shape, looked)
 
     def at(c: Coordinates) -> Expr:
         row = (*c[:axis], Index(), *c[axis + 1 :])

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusepass.codegen.lowering import registry
+from fusepass.patterns.aliasing import base
 from fusepass.patterns.opclass import OpClass, classify
 
 aten = torch.ops.aten
 
 _COMPARISONS = frozenset({aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge})
+_SIGNS = frozenset({aten.sgn, aten.sign})
+
+_PICKS = frozenset({
+    aten.amax, aten.amin, aten.aminmax, aten.max, aten.min, aten.cummax, aten.cummin, aten.sort, aten.topk, aten.kthvalue, aten.median,
+    aten.nanmedian, aten.mode, aten.gather, aten.index, aten.index_select, aten.take,
+})  # fmt: skip
+"""Operators whose results are elements of their first argument, to the bit."""
 
 
 def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
     """Let the cut save what two values are compared in, or where only backward compares them, the values.
 
     Forward may be the region's own operators, whichever is faster, and backward kernels: these agree but for the last bits, and a value is equal
-    to its maximum by all of them. A comparison with a number, such as a threshold, may be made again: nothing is equal to it by what it is.
+    to its maximum by all of them. A comparison with a number, such as a threshold, or a sign, may be made again: nothing is equal to it by what
+    it is, but the difference of a value from its maximum, say.
     """
     (output,) = graph.find_nodes(op="output")
     forward = _made_of([value for value in output.args[0][:num_fwd_outputs] if isinstance(value, fx.Node)])
+    picks = any(_is_any(node, _PICKS) for node in graph.nodes)
     for node in graph.nodes:
-        if not (isinstance(node.target, OpOverload) and node.target.overloadpacket in _COMPARISONS):
+        if not _is_any(node, _COMPARISONS | _SIGNS):
             continue
-        if len(node.all_input_nodes) < 2 or any(map(_is_number, node.all_input_nodes)):
+        alone = len(node.all_input_nodes) < 2 or any(map(_is_number, node.all_input_nodes))
+        if alone and not (picks and any(map(_meets_itself, node.all_input_nodes))):
             continue
         for value in [node] if node in forward else _of_forward(node.all_input_nodes, forward):
             value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -61,6 +74,26 @@ def _of_forward(nodes: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
         else:
             stack += node.all_input_nodes
     return found
+
+
+def _meets_itself(value: fx.Node) -> bool:
+    """Whether `value` is made, element by element, of something and of elements that were picked of that."""
+    made, picked, stack = set[fx.Node](), list[fx.Node](), [value]
+    while stack:
+        node = stack.pop()
+        if node in made:
+            continue
+        source = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if _is_any(source, _PICKS):
+            picked.append(base(source.all_input_nodes[0]))
+        elif node.op == "call_function" and classify(node, registry) in (OpClass.POINTWISE, OpClass.VIEW):
+            made.add(node)
+            stack += node.all_input_nodes
+    return not made.isdisjoint(picked)
+
+
+def _is_any(node: fx.Node, packets: frozenset[OpOverloadPacket]) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket in packets
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -70,13 +70,13 @@ def gradients_apart(
 
 
 def _where_it_pays(gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
-    """`gradients_apart` on a GPU; on a CPU the library finds a bias's gradient on the way to the weight's."""
+    """`gradients_apart` of known sizes, unless the weight's gradient alone is asked for."""
     _, stride, _, _, transposed, over, _, mask = rest
     sizes = (*gradient.shape, *x.shape, *weight.shape)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
     # A convolution of the gradient may then have more windows than the input has elements.
     padded = transposed and max(over) >= min(stride)
-    if gradient.device.type != "cuda" or not known or padded or asks_for_weight(mask):
+    if not known or padded or asks_for_weight(mask):
         return NotImplemented
     return gradients_apart(gradient, x, weight, *rest)
 
@@ -87,7 +87,8 @@ def _of_log_sigmoid(gradient: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _on_a_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` where memory takes longer than what is computed; on a CPU, eager's vectors of NaN have other gradients than its rest."""
+    """`function` where memory takes longer than what is computed. On a CPU the library finds a bias's gradient on the way to the weight's, and
+    eager's vectors of NaN have other gradients than its rest."""
 
     def applied(gradient: Tensor, *rest: Any) -> Any:
         return function(gradient, *rest) if gradient.device.type == "cuda" else NotImplemented
@@ -103,9 +104,11 @@ BENDS: dict[OpOverload, Callable[..., Any]] = {
 }
 """Gradients that are chosen by comparing a value, as PyTorch writes them."""
 
+ON_A_GPU: dict[OpOverload, Callable[..., Any]] = {aten.convolution_backward.default: _where_it_pays, **BENDS}
+"""What is taken apart on GPUs alone."""
+
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
-    aten.convolution_backward.default: _where_it_pays,
     aten.log_sigmoid_backward.default: _of_log_sigmoid,
-    **{target: _on_a_gpu(function) for target, function in BENDS.items()},
+    **{target: _on_a_gpu(function) for target, function in ON_A_GPU.items()},
 }
 """What AOTAutograd's tracing, and `make_fx`, take operators apart with."""

@@ -13,7 +13,8 @@ are not saved for that.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
@@ -39,6 +40,7 @@ from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.opclass import OpClass, classify
 from fusepass.patterns.simplify import Application
 from fusepass.patterns.traffic import nbytes
+from fusepass.runtime.meta import Meta
 from fusepass.training.budget import budget, within_budget
 from fusepass.training.compared import is_saved, save_compared
 
@@ -172,14 +174,41 @@ def skip_detached(graph: fx.Graph) -> None:
 
 
 def forget_numbers(graph: fx.Graph) -> None:
-    """Let gradients that ask for the shape of a value take a view of that shape of the gradient that they are given."""
+    """Let gradients that ask for the shape of a value take a view of that shape of the gradient that they are given, or, as their results have
+    the memory format of what they read and such a view has none, another value of that shape and format, which backward reads anyway."""
+    backward = _backward(graph)
     for node in [node for node in graph.nodes if node.target in _OF_A_SHAPE]:
         gradient, like = node.args[:2]
         given, value = gradient.meta["val"], like.meta["val"]
-        known = all(isinstance(size, int) for size in (*given.shape, *value.shape))
-        # The result has the memory format of what is read, and such a view has none.
-        if known and given.numel() and given.dtype is value.dtype and value.is_contiguous():
+        if not _is_constant(given) or not _is_constant(value):
+            continue
+        if given.numel() and given.dtype is value.dtype and value.is_contiguous():
             node.replace_input_with(like, _Writer(graph, gradient).shape_of(like))
+        elif (other := next(_read_as_well(like, backward), None)) is not None:
+            node.replace_input_with(like, other)
+
+
+def _read_as_well(like: fx.Node, backward: set[fx.Node]) -> Iterator[fx.Node]:
+    """Values that `like` is made of, element by element, the nearest first, which look like it and whose elements `backward` reads."""
+    look, seen, made = Meta.of(like.meta["val"]), {like}, deque([like])
+    while made:
+        for node in made.popleft().all_input_nodes:
+            value = node.meta.get("val")
+            first = value[0] if isinstance(value, tuple | list) else value  # of a normalisation
+            if node in seen or not isinstance(first, torch.Tensor) or not _is_constant(first):
+                continue
+            if first.shape != look.shape:
+                continue
+            seen.add(node)
+            made.append(node)
+            read = any(user in backward and user.target not in _OF_A_SHAPE for user in node.users)
+            if read and Meta.of(first) == look and first is value:
+                yield node
+
+
+def _is_constant(value: torch.Tensor) -> bool:
+    """Whether sizes and strides are numbers."""
+    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
 
 
 def normalise_again(graph: fx.Graph) -> None:
@@ -232,10 +261,7 @@ def shorten_places(graph: fx.Graph) -> None:
 def make_again(graph: fx.Graph) -> None:
     """Let backward make a value that is stored anyway, for the caller say or for a product, of what it reads beside it, if that is all that it
     needs: a rectified value of what was normalised."""
-    backward: set[fx.Node] = set()
-    for node in graph.nodes:
-        if "tangents" in node.name if node.op == "placeholder" else backward.intersection(node.all_input_nodes):
-            backward.add(node)
+    backward = _backward(graph)
     order = {node: number for number, node in enumerate(graph.nodes)}
     later = {node for node in backward if node.op != "output"}
     for node in reversed(order):  # what only backward asks for, such as a sign, is made there
@@ -254,6 +280,15 @@ def make_again(graph: fx.Graph) -> None:
             again = graph.node_copy(node)
         for reader in readers:
             reader.replace_input_with(node, again)
+
+
+def _backward(graph: fx.Graph) -> set[fx.Node]:
+    """Gradients, and all that is made of them."""
+    backward = set[fx.Node]()
+    for node in graph.nodes:
+        if "tangents" in node.name if node.op == "placeholder" else backward.intersection(node.all_input_nodes):
+            backward.add(node)
+    return backward
 
 
 def _made_of(node: fx.Node) -> set[fx.Node]:

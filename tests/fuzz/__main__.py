@@ -62,7 +62,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="try the seeds of recorded failures once more")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "fuzz.json")
     parser.add_argument("--train", action="store_true", help="a step of training of each model, through torch.compile")
-    parser.add_argument("--partition", choices=("own", "gpu"), default="own", help="how a CPU's joint graphs are cut")
+    parser.add_argument(
+        "--partition",
+        choices=("own", "gpu", "h200"),
+        default="own",
+        help="how a CPU's joint graphs are cut; h200: divided and lowered, too, and interpreted",
+    )
     return parser.parse_args()
 
 

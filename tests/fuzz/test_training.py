@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from fusepass.codegen.ir.program import Program
 from fusepass.config import Algebra
 from fusepass.training import backend
 from fusepass.training.backend import Backend
@@ -14,6 +18,8 @@ from tests.fuzz import training
 from tests.fuzz.chunk import Example
 from tests.fuzz.training import draw_trained, run
 from tests.property.script import Model
+from tests.support import on_a_gpu
+from tests.support.interpret import interpret
 
 CHAIN = Model(
     torch.float32, 1, True, False,
@@ -34,6 +40,23 @@ def test_joint_graphs_are_cut_as_asked(partition: str) -> None:
     with mock.patch.object(backend, "partition_joint", wraps=backend.partition_joint) as own:
         assert run([EXAMPLE], "cpu", partition=partition) == []
     assert own.called == (partition == "own")
+
+
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1000, 1020))])
+def test_steps_as_on_a_gpu(seed: int) -> None:
+    """Regions and their programs are those of an H200; some of a few hundred models, a usual run tries fewer."""
+    failures = run(draw_trained(seed, 4 if seed == 7 else 25), "cpu", partition="h200")
+    assert not [failure for failure in failures if not failure.noise]
+
+
+def test_a_wrong_region_of_a_gpu_is_found() -> None:
+    def wrong(program: Program, memory: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: -result for name, result in interpret(program, memory).items()}
+
+    with mock.patch.object(on_a_gpu, "interpret", wrong):
+        (failure,) = run([replace(EXAMPLE, model=replace(CHAIN, seed=2))], "cpu", partition="h200")
+    assert failure.problem.startswith("step: ")
+    assert not failure.noise
 
 
 def test_a_wrong_gradient_is_found() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from fusepass.config import Algebra, override
 from fusepass.numerics.check import check, observe
@@ -18,6 +21,7 @@ from tests.fuzz.noise import is_noise
 from tests.property.training import trained_models
 from tests.support.batched import batched
 from tests.support.lost import is_lost
+from tests.support.on_a_gpu import trained_on_a_gpu
 from tests.sweep.steps import as_on_a_gpu
 
 
@@ -42,7 +46,8 @@ def run(
     *,
     partition: str = "own",
 ) -> list[Failure]:
-    """Those of `examples` that are wrong, in order. With ``partition="gpu"`` joint graphs of a CPU are cut as for a GPU.
+    """Those of `examples` that are wrong, in order. With ``partition="gpu"`` joint graphs of a CPU are cut as for a GPU; with ``"h200"`` they
+    are divided and lowered for one, too, and kernels are interpreted.
 
     `judging` is called with each example whose kernels are called next.
     """
@@ -55,12 +60,13 @@ def run(
             for example in examples:
                 with noted(example, failures, device), override(algebra=example.level):
                     judging(example)
-                    each = _prepare(example, device)
+                    each = _prepare(example, device, partition)
                     if not _trains(each):
                         continue
-                    with batch.dry():
+                    # Only Dynamo ends graphs where Python asks for a value.
+                    with batch.dry(), contextlib.suppress(DataDependentOutputException):
                         observe(each.compiled, each.inputs)
-                    prepared.append(each)
+                        prepared.append(each)
         with phases.timed("compile"):
             batch.compile()
         with phases.timed("judge"):
@@ -74,9 +80,13 @@ def run(
     return failures
 
 
-def _prepare(example: Example, device: str) -> _Prepared:
+def _prepare(example: Example, device: str, partition: str) -> _Prepared:
     module, inputs = example.model.make(device)
-    call = torch.compile(module, backend=Backend("step", {}), dynamic=False)
+    call: Callable[..., Any]
+    if partition == "h200":
+        call = trained_on_a_gpu(module, random.Random(example.model.seed))
+    else:
+        call = torch.compile(module, backend=Backend("step", {}), dynamic=False)
     wanted = _wanted(example, inputs)
     eager, compiled = (Step(module, each, writes=True, wanted=wanted) for each in (None, call))
     return _Prepared(example, eager, compiled, inputs)

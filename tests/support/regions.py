@@ -81,7 +81,7 @@ class Region:
         """The memory of every input, and of every library call's result."""
         memory = {name: memory_of(tensor) for name, tensor in zip(program.inputs, self.arguments, strict=True)}
         for call in program.calls:
-            memory[call.result] = memory_of(_called(program, call, memory))
+            memory[call.result] = memory_of(called(program, call, memory))
         return memory
 
     def check(self, program: Program | None = None, *, exact: bool = True, tolerance: float | None = None) -> None:
@@ -216,7 +216,7 @@ def tensor_of(memory: Array, buffer: Buffer) -> torch.Tensor:
     return flat.as_strided(buffer.shape, buffer.strides)
 
 
-def _called(program: Program, call: LibraryCall, memory: Mapping[str, Array]) -> torch.Tensor:
+def called(program: Program, call: LibraryCall, memory: Mapping[str, Array]) -> torch.Tensor:
     def value(argument: object) -> Any:
         if isinstance(argument, Ref):
             return tensor_of(memory[argument.buffer], program.buffer(argument.buffer))

@@ -94,6 +94,12 @@ def test_values(name: str) -> None:
     made.check(made.passed())
 
 
+def test_a_known_place_of_a_scatter_is_none_of_its_index() -> None:
+    """As in the gradient of what ``multi_margin_loss`` gathers."""
+    made = region(lambda x, y: x.scatter_add(1, (torch.arange(4) % 5)[:, None], y), TABLE[:4, :, 0], TABLE[3:, :1, 1])
+    made.check(made.passed())
+
+
 COUNTED = {
     "at places counted": (0, 1),
     "at places counted, of what is computed": (0, 2),
