@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fusepass.codegen import build as builds
-from fusepass.codegen import cache, cache_archive, cache_entry, cache_limit, locks, toolchain
+from fusepass.codegen import cache, cache_archive, cache_entry, cache_limit, cache_uses, locks, toolchain
+from fusepass.codegen import cache_folders as folders
 from fusepass.codegen.build import build_all, load, loaded
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.key import cache_key
@@ -292,6 +293,24 @@ def test_what_is_shared_is_written_once_and_taken_in(directory: Path, tmp_path: 
         assert cache.verify() == []
         assert cache.clear() > 0
         assert list((tmp_path / "other").rglob("*.so")) == []
+
+
+def test_what_is_shared_is_told_of_before_those_that_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(cache_uses, "_listeners", [lambda *used: told.append(used)])
+    together(KEY, OTHER)
+    (entry, _) = cache.entries()
+    assert told == [each for key in (KEY, OTHER) for each in ((folders.SHARED, entry.sha256), (folders.LIBRARIES, key))]
+    contents = {used: cache_archive.packed(*used) for used in told}
+    del told[:]
+    assert cache.lookup(KEY) is not None
+    assert told == [(folders.SHARED, entry.sha256), (folders.LIBRARIES, KEY)]
+    with override(cache_dir=tmp_path / "other"):
+        for content in contents.values():
+            assert content is not None
+            cache_archive.unpack(content)
+        assert [entry.key for entry in cache.entries()] == [KEY, OTHER]
+        assert cache.verify() == []
 
 
 def test_a_file_in_the_place_of_what_is_shared_is_not_loaded(directory: Path) -> None:
