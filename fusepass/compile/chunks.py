@@ -54,6 +54,9 @@ LEAST_ROWS = 2048
 CHUNK_BYTES = 2**28
 """Of a chunk of the product, at least, where the memory budget is 1: beside that, launches and the gradient of the weight are little."""
 
+WORTH_BYTES = 2**30
+"""Of the whole product, from which on it is made in chunks where the memory budget is 1; smaller ones take little memory. No time was compared yet."""
+
 TILE = 128
 """Rows that a kernel of the library computes together."""
 
@@ -105,14 +108,15 @@ def _rows(product: fx.Node) -> int:
     """Rows of a chunk: as few as pay, chunks of equal size, or where that cannot be, of whole tiles but for the last one.
 
     Raises:
-        NotByRows: all rows are one chunk.
+        NotByRows: all rows are one chunk, or are not worth more.
     """
     x: Any = product.args[-2]
     count, width = map(int, product.meta["val"].shape)
     depth = int(x.meta["val"].shape[1])
-    bytes_each = int(CHUNK_BYTES * current().memory_budget)
-    itemsize: int = product.meta["val"].dtype.itemsize
-    least = max(LEAST_ROWS, depth // 2, bytes_each // (width * itemsize))
+    budget, itemsize = current().memory_budget, int(product.meta["val"].dtype.itemsize)
+    if count * width * itemsize < WORTH_BYTES * budget:
+        raise NotByRows(f"its {count * width * itemsize >> 20} MiB are not worth chunks")
+    least = max(LEAST_ROWS, depth // 2, int(CHUNK_BYTES * budget) // (width * itemsize))
     chunks = round(count / least)
     if chunks < 2:
         raise NotByRows(f"its {count} rows are one chunk, as each has about {least} or more")

@@ -220,7 +220,7 @@ def test_products_in_chunks_are_whole_in_a_file(tmp_path: Path, monkeypatch: pyt
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).logsumexp(1).mean()
 
-    for name, value in (("LEAST_ROWS", 5), ("CHUNK_BYTES", 1), ("TILE", 1)):
+    for name, value in (("LEAST_ROWS", 5), ("CHUNK_BYTES", 1), ("WORTH_BYTES", 1), ("TILE", 1)):
         monkeypatch.setattr(chunks, name, value)
     model, x = Loss(6, 40), torch.randn(20, 6)
     fused = fusepass.optimize(model)

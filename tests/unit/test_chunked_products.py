@@ -48,6 +48,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks of five rows, the last of which has three, and kernels that need no compiler."""
     monkeypatch.setattr(chunks, "LEAST_ROWS", 5)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks, "WORTH_BYTES", 1)
     monkeypatch.setattr(chunks, "TILE", 1)
     with interpreted():
         yield
@@ -351,6 +352,15 @@ def test_small_products_stay_whole(monkeypatch: pytest.MonkeyPatch, name: str, v
     judged(mean, step(made.loss, *given), given)
     assert not made.rewritten
     assert made.reasons[0] == f"its {ROWS} rows are one chunk, as each has about {ROWS} or more"
+
+
+def test_products_that_take_little_memory_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for worth, rewritten in ((4 * ROWS * WORDS, True), (4 * ROWS * WORDS + 1, False)):
+        monkeypatch.setattr(chunks, "WORTH_BYTES", worth)
+        given, made = inputs(), compiled(mean)
+        judged(mean, step(made.loss, *given), given)
+        assert bool(made.rewritten) is rewritten
+    assert made.reasons[0] == "its 0 MiB are not worth chunks"
 
 
 @pytest.mark.parametrize(("budget", "rows"), [(1.0, 9), (0.5, 6), (0.0, 6)])
