@@ -28,7 +28,7 @@ def share_reductions(kernel: Kernel, builder: Builder) -> Kernel:
 def _without(kernel: Kernel, builder: Builder, old: Reduction, twin: Reduction) -> Kernel:
     def leaf(node: Expr) -> Expr | None:
         if isinstance(node, ReductionResult) and node.reduction == old.name:
-            return builder.reduction_result(twin.name, node.part, twin.dtype)
+            return builder.reduction_result(twin.name, node.part, twin.type_of(node.part))
         return None
 
     reduction_loops = tuple(
