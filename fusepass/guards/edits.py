@@ -67,7 +67,7 @@ class Code:
             self._spaces += tuple(_spaces_of(model))
         self._pins = tuple(pin for pin in _pins(model, around) if self._counts(_pinned(pin)))
         self._versions = self._versions_now()  # first: a later change is noticed
-        self._values = self._values_now()
+        self._values = tuple(tuple(map(_lasting, values)) for values in self._values_now())
         self._pinned = tuple(map(_pinned, self._pins))
         self._compare: Callable[[], bool] | None = None
 
@@ -178,3 +178,10 @@ def _same(old: object, new: object) -> bool:
 
 def _is_temporary(value: object) -> bool:
     return isinstance(value, types.FunctionType) and str(value.__globals__.get("__name__")).startswith(_FOR_A_WHILE)
+
+
+def _lasting(value: Any) -> Any:
+    """`value`, or what it stands in the place of for a while: that will be back when the other thread is done."""
+    while _is_temporary(value) and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value

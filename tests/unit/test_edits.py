@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import fusepass
 from fusepass.api.module import OptimizedModule
+from fusepass.guards.edits import Code
 from fusepass.report.report import CaptureRoute
 from tests.support.interpreted import original_operators
 
@@ -330,3 +331,27 @@ def test_an_edit_of_the_model_shows_in_the_next_call(edit: str, route: CaptureRo
 def test_an_edit_around_the_model_shows_in_the_next_call(edit: str, route: CaptureRoute, late: bool) -> None:
     with pytest.MonkeyPatch.context() as output_tile:
         check(route, late, lambda _: AROUND[edit](output_tile), lambda: None)
+
+
+def test_what_another_thread_s_trace_puts_in_place_counts_for_nothing() -> None:
+    """Neither if it is there when a call is compared, nor if it was there when the call was recorded."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+
+    class Tracing(torch.fx.Tracer):
+        def call_module(self, module: nn.Module, *rest: Any) -> Any:
+            recorded.append(Code(model))
+            assert before.unchanged()
+            return super().call_module(module, *rest)
+
+    before, recorded = Code(model), list[Code]()
+    Tracing().trace(nn.Sequential(nn.ReLU()))
+    (code,) = recorded
+    assert code.unchanged()
+    call = nn.Module.__call__
+    try:
+        nn.Module.__call__ = lambda *given: call(*given)  # type: ignore[method-assign]
+        assert not code.unchanged()
+        assert not before.unchanged()
+    finally:
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+    assert code.unchanged()
