@@ -38,7 +38,7 @@ except ImportError:  # a GPU machine without the dev extra still runs the gpu te
     pass
 else:
     # "ci" draws the same examples every time, so that a failure can be repeated; "dev" looks for new ones.
-    hypothesis.settings.register_profile("ci", deadline=None, max_examples=20, derandomize=True, database=None)
+    hypothesis.settings.register_profile("ci", deadline=None, max_examples=14, derandomize=True, database=None)
     hypothesis.settings.register_profile("dev", deadline=None, max_examples=100, print_blob=True)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

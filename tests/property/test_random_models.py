@@ -41,7 +41,7 @@ def run(drawn: Model) -> None:
     assert not [reason for reason in failed if reason not in KNOWN], failed
 
 
-@settings(quickly, max_examples=60)
+@settings(quickly, max_examples=40)
 @given(drawn=models())
 def test_interpreted_like_eager(drawn: Model) -> None:
     with interpreted():

@@ -124,7 +124,7 @@ def cases(draw: Any) -> Case:
     return Case(rank, made, shape, orders, draw(st.booleans()), draw(st.booleans()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases(), st.sampled_from([Algebra.SAFE, Algebra.OFF]))
 def test_strides_are_those_of_eager(case: Case, algebra: Algebra) -> None:
     hold(case, algebra)
