@@ -22,6 +22,7 @@ from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.rounding import ROUNDED, is_half
 from fusepass.config import Rounding, current
 from fusepass.patterns.aliasing import is_view
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.effects import is_random
 from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, call_of, classify, parts_of
@@ -65,14 +66,7 @@ def _is_view(node: fx.Node) -> bool:
 
 def _made_of(graph: fx.Graph) -> set[fx.Node]:
     """All that the operands are made of by which something in `graph` decides."""
-    found: set[fx.Node] = set()
-    waiting = [operand for node in graph.nodes for operand in deciding(node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
+    return ancestors(operand for node in graph.nodes for operand in deciding(node))
 
 
 def deciding(node: fx.Node) -> Sequence[fx.Node]:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fusepass.codegen.lowering.rounding import is_half
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.effects import is_random, writes
 from fusepass.patterns.infer import infer
 
@@ -51,12 +52,7 @@ def _note(node: fx.Node) -> None:
 
 def made_of(values: Collection[fx.Node]) -> list[fx.Node]:
     """`values` and all that they are made of, in the order of their graph."""
-    found, pending = set[fx.Node](), list(values)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
+    found = ancestors(values)
     return [node for node in _graph_of(values).nodes if node in found] if values else []
 
 

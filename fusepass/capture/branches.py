@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fusepass.errors import CaptureError
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.deciding import note_operands
 from fusepass.patterns.effects import is_random
 
@@ -47,7 +48,7 @@ def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Ma
     Raises:
         CaptureError: that would cost too much, or draws random numbers.
     """
-    needed = _needed(asked)
+    needed = ancestors([asked])
     if len(needed) > _MOST_OPS or any(map(_is_large, needed)):
         raise CaptureError("forward depends on the values of a tensor that takes long to compute")
     if any(is_random(node.target) for node in needed):
@@ -60,17 +61,6 @@ def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Ma
     graph.output(copied[asked])
     note_operands(needed)
     return Condition(fx.GraphModule(owner, graph), answer)
-
-
-def _needed(asked: fx.Node) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    waiting = [asked]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes
-    return needed
 
 
 def _is_large(node: fx.Node) -> bool:

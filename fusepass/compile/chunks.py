@@ -28,7 +28,7 @@ from fusepass.compile.row_values import (
     Given,
     NotByRows,
     Value,
-    made_of,
+    descendants,
     moved_back,
     moving,
     wide_enough,
@@ -138,9 +138,9 @@ class _Rewrite:
         self._copies: dict[fx.Node, fx.Node] = {}
         self._sinks, self._exits = uses.needed(self._graph)
         self._factor = common_factor(tangents, self._sinks) if self._sinks and tangents else None
-        self._later = made_of(tangents)
+        self._later = descendants(tangents)
         operands = {operand for node in self._sinks if (operand := uses.sinks[node][2]) is not None}
-        if not operands.isdisjoint(made_of([product])):
+        if not operands.isdisjoint(descendants([product])):
             raise NotByRows("its gradient is multiplied by what is made of it")
         if not self._later.isdisjoint((*self._exits, *operands)):
             raise NotByRows("backward reads it for something else than gradients of its operands")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusepass.compile.row_values import NotByRows, is_zero, made_of
+from fusepass.compile.row_values import NotByRows, descendants, is_zero
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.arguments import arguments
 
 aten = torch.ops.aten
@@ -37,31 +38,20 @@ def common_factor(tangents: Sequence[fx.Node], gradients: Collection[fx.Node]) -
     Raises:
         NotByRows: there is no such value.
     """
-    later = made_of(tangents)
+    later = descendants(tangents)
     if later.isdisjoint(gradients):
         return None
-    needed = _needed(gradients)
+    needed = ancestors(gradients)
     among: list[fx.Node] = [node for node in tangents[0].graph.nodes if node in later and node in needed]
     for node in reversed(among):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             continue
-        made = made_of([node])
-        others = made_of([tangent for tangent in tangents if tangent is not node], but=node)
+        made = descendants([node])
+        others = descendants([tangent for tangent in tangents if tangent is not node], but=node)
         if others.isdisjoint(gradients) and all(_is_linear(each, made) for each in needed & made - {node}):
             return node
     raise NotByRows("its gradient is not a known tensor times one number")
-
-
-def _needed(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """`nodes` and all that they are made of."""
-    found, stack = set[fx.Node](), [*nodes]
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def _is_linear(node: fx.Node, made: Collection[fx.Node]) -> bool:

@@ -28,10 +28,10 @@ from fusepass.compile.row_values import (
     Given,
     NotByRows,
     Value,
+    descendants,
     is_elementwise,
     is_zero,
     last_size,
-    made_of,
     moved,
     narrow,
     same_rows,
@@ -77,7 +77,7 @@ class Step:
         self._instead = instead
         self._device = value.device
         self._order = torch.arange(self.count)
-        self._inside = made_of([product], but=factor)
+        self._inside = descendants([product], but=factor)
         self._arguments: list[fx.Node] = []
         self.product = self._argument("product", (self.count, self.width), value.dtype, by_rows=True)
         self._values = {product: Value(self.product, self._order, self.width)}

@@ -154,8 +154,8 @@ def wide_enough(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def made_of(nodes: Sequence[fx.Node], but: fx.Node | None = None) -> set[fx.Node]:
-    """All nodes that are made of `nodes`, these among them, in other ways than through `but`."""
+def descendants(nodes: Sequence[fx.Node], but: fx.Node | None = None) -> set[fx.Node]:
+    """`nodes` and all that are made of them in other ways than through `but`."""
     found = set(nodes)
     for node in nodes[0].graph.nodes if nodes else ():
         if node is not but and not found.isdisjoint(node.all_input_nodes):

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusepass.codegen.lowering import registry
 from fusepass.patterns.aliasing import base
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.opclass import OpClass, classify
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
     it is, but the difference of a value from its maximum, say.
     """
     (output,) = graph.find_nodes(op="output")
-    forward = _made_of([value for value in output.args[0][:num_fwd_outputs] if isinstance(value, fx.Node)])
+    forward = ancestors([value for value in output.args[0][:num_fwd_outputs] if isinstance(value, fx.Node)])
     picks = any(_is_any(node, _PICKS) for node in graph.nodes)
     for node in graph.nodes:
         if not _is_any(node, _COMPARISONS | _SIGNS):
@@ -48,17 +49,6 @@ def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
 def is_saved(node: fx.Node) -> bool:
     """Whether `node` may not be computed again."""
     return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE
-
-
-def _made_of(nodes: list[fx.Node]) -> set[fx.Node]:
-    """`nodes` and all that they are made of."""
-    seen, stack = set[fx.Node](), [*nodes]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack += node.all_input_nodes
-    return seen
 
 
 def _of_forward(nodes: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
@@ -98,4 +88,4 @@ def _is_any(node: fx.Node, packets: frozenset[OpOverloadPacket]) -> bool:
 
 def _is_number(node: fx.Node) -> bool:
     """Whether `node` is made of no tensor."""
-    return all(each.op == "call_function" for each in _made_of([node]))
+    return all(each.op == "call_function" for each in ancestors([node]))
