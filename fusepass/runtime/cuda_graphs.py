@@ -123,13 +123,23 @@ class CudaGraphs:
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
-    """End a capture; one that failed, too, is no longer the allocator's, which would give back nothing while there is one."""
+    """End a capture; one that failed leaves the allocator and the random numbers as if there had been none."""
     try:
         graph.capture_end()
     except RuntimeError:
         with suppress(RuntimeError):  # it may have ended for the allocator
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
+        _capture_something()
         raise
+
+
+def _capture_something() -> None:
+    """Capture something that succeeds: behind a failed capture PyTorch's generator takes itself for captured still, and refuses to draw."""
+    number = torch.zeros((), device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    number.zero_()
+    graph.capture_end()
 
 
 def settings() -> tuple[object, ...]:
