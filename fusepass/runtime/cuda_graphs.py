@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -16,6 +17,9 @@ from fusepass.runtime.replay_trial import Pending, Taken
 
 Tensors = tuple[torch.Tensor, ...]
 Result = TypeVar("Result")
+
+_MODE = "thread_local"
+"""Other threads may go on allocating: that disturbs a capture in the default mode."""
 
 
 class Graphs(Protocol):
@@ -49,18 +53,26 @@ class Graphs(Protocol):
         """What `run` gives, and what it took."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Pool:
-    """Memory that the graphs of one stream share; `lock` is held from copying inputs to copying results."""
+    """Memory that graphs share.
+
+    Attributes:
+        handle: what PyTorch's allocator knows it by.
+        keeper: a graph of it: the allocator gives the memory up with the last one, and then refuses the handle.
+        lock: held from copying inputs to copying results.
+    """
 
     handle: Any
+    keeper: object = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class CudaGraphs:
     """`Graphs` of a CUDA device."""
 
-    _pools: dict[tuple[int, int], Pool] = {}  # noqa: RUF012 - by device and stream, for the whole process
+    _pools: ClassVar[WeakValueDictionary[tuple[int, int], Pool]] = WeakValueDictionary()
+    """By device and stream, for the whole process, while graphs have them."""
     _lock = threading.Lock()
 
     def __init__(self, device: torch.device) -> None:
@@ -75,9 +87,15 @@ class CudaGraphs:
     def pool(self) -> Pool:
         key = torch.cuda.current_device() if self._device.index is None else self._device.index, self.stream()
         with self._lock:
-            if key not in self._pools:
-                self._pools[key] = Pool(torch.cuda.graph_pool_handle())
-            return self._pools[key]
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = self.own_pool()
+            return pool
+
+    def own_pool(self) -> Pool:
+        handle = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(self._device), collector_paused(), torch.cuda.stream(torch.cuda.Stream()):
+            return Pool(handle, _capture_little(handle))
 
     def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
         # As `torch.cuda.graph`, which also waits for the device and empties the allocator, in the middle of a user's calls.
@@ -88,17 +106,16 @@ class CudaGraphs:
             with torch.cuda.stream(around):
                 # Workspaces of cuBLAS stay, by stream, whatever becomes of the pool that they were taken from: so none is older or younger than the graph.
                 torch._C._cuda_clearCublasWorkspaces()
-                # Other threads may go on allocating: that disturbs a capture in the default mode.
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
                 try:
+                    graph.capture_begin(pool=pool.handle, capture_error_mode=_MODE)
                     results = tuple(run())
+                    graph.capture_end()
+                except BaseException:
+                    _abandon(graph, pool)
+                    raise
                 finally:
-                    _end(graph, pool)
                     torch._C._cuda_clearCublasWorkspaces()
         return graph.replay, results
-
-    def own_pool(self) -> Pool:
-        return Pool(torch.cuda.graph_pool_handle())
 
     def room(self) -> int:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
@@ -122,24 +139,24 @@ class CudaGraphs:
         return results, lambda: Taken(host, begin.elapsed_time(end) * 1e-3) if end.query() else None
 
 
-def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
-    """End a capture; one that failed leaves the allocator and the random numbers as if there had been none."""
-    try:
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
+    """Leave the stream, the allocator and the random numbers as if `graph` had never been begun."""
+    with suppress(RuntimeError):
         graph.capture_end()
-    except RuntimeError:
-        with suppress(RuntimeError):  # it may have ended for the allocator
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
-        _capture_something()
-        raise
+        return
+    with suppress(RuntimeError):  # it may have ended for the allocator
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.handle)
+    _capture_little()  # or PyTorch's generator takes itself for captured from now on, and refuses to draw
 
 
-def _capture_something() -> None:
-    """Capture something that succeeds: behind a failed capture PyTorch's generator takes itself for captured still, and refuses to draw."""
+def _capture_little(pool: Any = None) -> torch.cuda.CUDAGraph:
+    """A graph that needs no memory of `pool`, captured on the current stream."""
     number = torch.zeros((), device="cuda")
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    number.zero_()
+    graph.capture_begin(pool=pool, capture_error_mode=_MODE)
+    number.zero_()  # PyTorch warns of graphs without kernels
     graph.capture_end()
+    return graph
 
 
 def settings() -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_models_that_share_memory_do_not_disturb_each_other() -> None:
             held.append((optimised(x), net(x)))
     for actual, expected in held:
         close(actual, expected)
+
+
+def test_a_model_is_replayed_when_those_before_it_are_gone() -> None:
+    for number in range(3):
+        optimised = fusepass.optimize(Net().cuda().eval(), cuda_graphs=True)
+        x = torch.rand(2, 3, 9, 9 + number, device="cuda")
+        held = [optimised(x) for _ in range(3)]
+        assert optimised.report().cuda_graphs == ("replayed, 1 captured",)
+        close(held[2], held[0])
+        del optimised
+        gc.collect()
+        assert torch.rand(8, device="cuda").isfinite().all()
 
 
 def test_other_streams_replay_too() -> None:
