@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusepass.codegen.lowering.tracer import Spec
 from fusepass.compile.row_values import described, pitch
-from fusepass.patterns.infer import infer
 
 aten = torch.ops.aten
 
@@ -202,16 +200,16 @@ def _add_product(whole: Tensor, left: Tensor, right: Tensor, *, first: bool) -> 
 _is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Scaled:
-    """Called with a tensor that nobody else has and a number; gives their product, in the memory of the tensor where backward runs for the last time.
-    A CUDA graph of backward may be replayed for one that runs again, and gets memory of its own.
+    """Called with a tensor that nobody else has and a number; gives their product, rounded once.
 
     Attributes:
-        run: writes the product over its first argument; None before it is compiled.
+        in_place: write it over the tensor where backward runs for the last time. A CUDA graph of backward may be replayed for one that runs
+            again, and gets memory of its own.
     """
 
-    run: Run | None = None
+    in_place: bool = False
 
     __name__ = "scaled"
 
@@ -219,46 +217,21 @@ class Scaled:
         return self.__name__
 
     def __call__(self, value: Tensor, factor: Tensor) -> Tensor:
-        if self.run is None or _is_kept() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-            result: Tensor = scaled(value, factor)
-            return result
-        self.run(value, factor)
+        wide = torch.promote_types(value.dtype, factor.dtype)
+        if not self.in_place or _is_kept() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return (value.to(wide) * factor).to(value.dtype)
+        if wide is value.dtype:
+            value.mul_(factor)
+        else:  # this operator alone multiplies 16-bit numbers by a float32 in place
+            unused = torch.zeros(1, device=value.device)
+            torch._amp_foreach_non_finite_check_and_unscale_([value], unused, factor.float())
         return value.detach()
 
 
-def scaled(value: Any, factor: Any) -> Any:
-    """``value * factor``, rounded once."""
-    wide = torch.promote_types(value.dtype, torch.float32)
-    return (value.to(wide) * factor.to(wide)).to(value.dtype)
-
-
 def compile_steps(graph: fx.Graph, compile_step: Callable[[fx.GraphModule], Run]) -> None:
-    """Let the calls in chunks of a graph, and those of `Scaled`, run compiled code, in place."""
+    """Let the calls in chunks of a graph run compiled code, and those of `Scaled` run in place."""
     for node in graph.nodes:
         if isinstance(node.target, Chunked):
             node.target = node.target.compiled(node.args[0].meta["val"].shape[0], compile_step)
         elif isinstance(node.target, Scaled):
-            node.target = Scaled(compile_step(_scaling(*(each.meta["val"] for each in node.args))))
-
-
-def _scaling(value: Tensor, factor: Tensor) -> fx.GraphModule:
-    """`scaled`, written over the value."""
-    wide, device = torch.promote_types(value.dtype, torch.float32), value.device
-    graph = fx.Graph()
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = graph.call_function(target, args, kwargs)
-        made.meta["val"] = infer(target, args, kwargs, device)
-        return made
-
-    given = [graph.placeholder(name) for name in ("value", "factor")]
-    for node, tensor in zip(given, (value, factor), strict=True):
-        node.meta["val"] = Spec.of(tensor)
-    operands = [
-        node if node.meta["val"].dtype is wide else call(aten._to_copy.default, node, dtype=wide) for node in given
-    ]
-    product = call(aten.mul.Tensor, *operands)
-    product = product if value.dtype is wide else call(aten._to_copy.default, product, dtype=value.dtype)
-    call(aten.copy_.default, given[0], product)
-    graph.output((call(aten.neg.default, given[1]),))  # a region that writes over its inputs gives something besides
-    return fx.GraphModule({}, graph)
+            node.target = Scaled(in_place=True)

@@ -131,8 +131,8 @@ class Backend:
         with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
             given, applied = with_attention(graph)  # the partitioner adds to these
             visible = sys.maxsize
-            # Those who do not ask get launches, until the trial of a step was measured on a GPU.
-            step = Step(self._name, asked=True) if current().cuda_graphs is True else None
+            graphs = current().cuda_graphs
+            step = None if graphs is False else Step(self._name, asked=graphs is True)
 
             def cut(*args: Any, num_fwd_outputs: int, **kwargs: Any) -> Any:
                 nonlocal visible
