@@ -217,14 +217,10 @@ class Scaled:
         return self.__name__
 
     def __call__(self, value: Tensor, factor: Tensor) -> Tensor:
-        wide = torch.promote_types(value.dtype, factor.dtype)
+        factor = factor.reshape((1,) * value.dim())  # so that it is not rounded to the type of the value
         if not self.in_place or _is_kept() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return (value.to(wide) * factor).to(value.dtype)
-        if wide is value.dtype:
-            value.mul_(factor)
-        else:  # this operator alone multiplies 16-bit numbers by a float32 in place
-            unused = torch.zeros(1, device=value.device)
-            torch._amp_foreach_non_finite_check_and_unscale_([value], unused, factor.float())
+            return (value * factor).to(value.dtype)
+        torch.mul(value, factor, out=value)
         return value.detach()
 
 

@@ -471,7 +471,7 @@ def test_compile_and_export_of_the_optimised_model_keep_the_fused_calls(name: st
     model.eval()
     optimised = fusepass.optimize(model, x)
     with torch.no_grad():
-        program = torch.export.export(optimised, (x,))
+        program = fusepass.export(optimised, (x,))
         compiled = torch.compile(optimised, backend="eager", fullgraph=True)
         for each in (program.module(), compiled):
             outcome = compare(each(x), *expected(model, x))
