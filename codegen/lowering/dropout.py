@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import torch
 
@@ -25,6 +26,8 @@ from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Coordinates, Tensor
 
 aten = torch.ops.aten
+
+Tell = Callable[[Sequence[int]], list[torch.Tensor]]
 
 _library = torch.library.Library("fusepass", "FRAGMENT")
 _library.define("draw(int[] counts, *, Device device) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
@@ -40,24 +43,46 @@ def draw(counts: Sequence[int], *, device: torch.device) -> list[torch.Tensor]:
     numbers themselves, new ones at each replay.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        states: Iterator[torch.Tensor] | None = getattr(_here, "states", None)
-        if states is not None:
-            return [next(states) for _ in counts]
-        return list(torch.randint(1 << 62, (len(counts), 2), device=device))
-    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        tell: Tell | None = getattr(_here, "tell", None)
+        return list(torch.randint(1 << 62, (len(counts), 2), device=device)) if tell is None else tell(counts)
+    generator = default_generator(device)
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + sum(counts))
+    note(offset, counts)
     return states_at(seed, offset, tuple(accumulate(counts[:-1], initial=0)), device)
 
 
+def default_generator(device: torch.device) -> Any:
+    """That of a CUDA device."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
 @contextmanager
-def foretold(states: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let the draws of this thread that a CUDA graph captures find `states`, one after the other."""
-    _here.states = iter(states)
+def foretold(tell: Tell) -> Iterator[None]:
+    """Let the draws of this thread that a CUDA graph captures find what `tell` gives for their counts."""
+    _here.tell = tell
     try:
         yield
     finally:
-        _here.states = None
+        _here.tell = None
+
+
+@contextmanager
+def noted() -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """The offset at which each draw of this thread finds the generator, and its counts."""
+    notes: list[tuple[int, Sequence[int]]] = []
+    _here.notes = notes
+    try:
+        yield notes
+    finally:
+        _here.notes = None
+
+
+def note(offset: int, counts: Sequence[int]) -> None:
+    """Tell `noted` of a draw."""
+    notes = getattr(_here, "notes", None)
+    if notes is not None:
+        notes.append((offset, counts))
 
 
 _here = threading.local()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -31,8 +31,11 @@ class Graphs(Protocol):
     def stream(self) -> int:
         """What identifies the current stream."""
 
-    def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
-        """Record `run` without executing it: a function that executes it, and the results that it writes each time."""
+    def capture(
+        self, run: Callable[[], Tensors], pool: Pool, generators: Sequence[Any] = ()
+    ) -> tuple[Callable[[], None], Tensors]:
+        """Record `run`, which draws from these generators and the default one, without executing it: a function that executes it, and the
+        results that it writes each time."""
 
     def pool(self) -> Pool:
         """The memory of the current stream's graphs."""
@@ -97,9 +100,13 @@ class CudaGraphs:
         with torch.cuda.device(self._device), collector_paused(), torch.cuda.stream(torch.cuda.Stream()):
             return Pool(handle, _capture_little(handle))
 
-    def capture(self, run: Callable[[], Tensors], pool: Pool) -> tuple[Callable[[], None], Tensors]:
+    def capture(
+        self, run: Callable[[], Tensors], pool: Pool, generators: Sequence[Any] = ()
+    ) -> tuple[Callable[[], None], Tensors]:
         # As `torch.cuda.graph`, which also waits for the device and empties the allocator, in the middle of a user's calls.
         graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
         with torch.cuda.device(self._device), collector_paused():  # a graph that is freed would end the capture
             around = torch.cuda.Stream()
             around.wait_stream(torch.cuda.current_stream())

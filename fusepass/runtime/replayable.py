@@ -16,13 +16,13 @@ from fusepass.runtime.ops import NAMESPACE
 ON_CPU = "everything lies on the CPU"
 _KNOWN = ("aten", "prims", NAMESPACE)
 _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
-_STATES = ("rng_state", "philox_seed", "philox_offset")
 _MOST_BYTES = 256 << 20
 
 
 def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, drawing: bool = False) -> str | None:
     """Why a graph over these arguments is not captured at all; None where it may be, which may draw random numbers where that is told."""
-    devices = {tensor.device for tensor in (*arguments, *_values(graph))}
+    values = (*arguments, *_values(graph))
+    devices = {value.device for value in values if value.device.type != "meta"}  # of a state nobody says where it is
     if not any(device.type == "cuda" for device in devices):
         return ON_CPU
     if len(devices) > 1:
@@ -69,32 +69,7 @@ def step_obstacle(graph: fx.Graph, described: Sequence[object], static: Collecti
             return f"{node.target} waits for other processes"
         if any(target.op == "placeholder" and nodes.index(target) not in static for target in written(node)):
             return "an input is written"
-    drawn = [node for node in graph.nodes if draws(node)]
-    stateful = next((node for node in drawn if _gives_state(node)), None)
-    if stateful is not None:
-        return f"{stateful.target.overloadpacket} draws, and backward reads its state otherwise if that was captured"
-    if len({_is_ours(node) for node in drawn}) > 1:
-        return "generated kernels and the library both draw random numbers"
     return (None if asked else _foreign(graph)) or obstacle(graph, tensors, drawing=True)
-
-
-def draw_counts(graph: fx.Graph) -> tuple[int, ...] | None:
-    """How far each state of each draw of generated kernels moves the generator on, in order; empty where the library draws, None where nothing does."""
-    drawn = [node for node in graph.nodes if draws(node)]
-    if not drawn:
-        return None
-    return tuple(count for node in drawn if _is_ours(node) for count in node.args[0])
-
-
-def _gives_state(node: fx.Node) -> bool:
-    """Whether a call gives the generator's state: on the host for a launched backward, on the device for a captured one."""
-    assert isinstance(node.target, OpOverload)
-    return any(result.name in _STATES for result in node.target._schema.returns)
-
-
-def _is_ours(node: fx.Node) -> bool:
-    """Whether a call that draws is the draw of generated kernels."""
-    return isinstance(node.target, OpOverload) and node.target.namespace == NAMESPACE
 
 
 def _foreign(graph: fx.Graph) -> str | None:

@@ -31,6 +31,7 @@ class Captured:
         fixed: positions of arguments that are read, and perhaps written, where they lie; others are copied to memory of the graph.
         copied: how many results, from the first on, get memory of their own.
         before: is called before each replay.
+        generators: besides the default one, from which the call draws.
         exact: whether the caller would see that these do not share memory, or lie otherwise, as gradients' receivers do not.
         graphs, pool: the device's, and the memory to take.
 
@@ -53,6 +54,7 @@ class Captured:
         *,
         exact: bool,
         before: Callable[[], None] = lambda: None,
+        generators: Sequence[Any] = (),
     ) -> None:
         self._before = before
         self.fixed = tuple(fixed)
@@ -62,7 +64,7 @@ class Captured:
         for position in others:
             read[position] = _maker(read[position])().copy_(read[position])
         with pool.lock:
-            self._replay, captured = graphs.capture(lambda: tuple(call(list(read))), pool)
+            self._replay, captured = graphs.capture(lambda: tuple(call(list(read))), pool, generators)
         results = [_alone(each) if isinstance(each, torch.Tensor) else each for each in captured]
         self._copied_in = [(places, [read[place] for place in places]) for places in _by_type(others, read)]
         self._results: list[Any] = [None if isinstance(each, torch.Tensor) else each for each in results]

@@ -12,10 +12,11 @@ from torch import fx
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.measure import extent
 from fusepass.patterns.aliasing import written
+from fusepass.patterns.effects import draws
 from fusepass.runtime.cuda_graphs import CudaGraphs, Pool, settings
-from fusepass.runtime.draws import ReplayedDraws
+from fusepass.runtime.draws import Course, ReplayedDraws, watched
 from fusepass.runtime.replay_trial import ReplayTrial, Taken
-from fusepass.runtime.replayable import draw_counts, step_obstacle
+from fusepass.runtime.replayable import step_obstacle
 from fusepass.training.calls import Call, Run
 from fusepass.training.captured import Captured
 from fusepass.training.steps import Size, Slot, Step, addresses
@@ -47,7 +48,7 @@ def replayed_forward(compiled: CompiledGraph, step: Step, static: Sequence[int],
     size = Size(sum(map(_nbytes, [*results, *parameters])), None if step.asked else ReplayTrial.of(compiled.calls))
     step.sizes.append(size)
     places = [nodes.index(target) for node in graph.nodes for target in written(node) if target in nodes]
-    return ReplayedForward(compiled, step, size, static, places, visible, draw_counts(graph), device)
+    return ReplayedForward(compiled, step, size, static, places, visible, any(map(draws, graph.nodes)), device)
 
 
 def replayed_backward(compiled: CompiledGraph, step: Step) -> Run:
@@ -56,12 +57,13 @@ def replayed_backward(compiled: CompiledGraph, step: Step) -> Run:
         return Run(compiled)
     described = [node.meta.get("val") for node in compiled.before.graph.find_nodes(op="placeholder")]
     reason = step_obstacle(compiled.before.graph, described, (), asked=step.asked)
-    if reason is None and draw_counts(compiled.before.graph) is not None:
+    if reason is None and any(map(draws, compiled.before.graph.nodes)):
         reason = "backward draws random numbers"
     if reason is not None:
         step.refuse(f"backward: {reason}")
         return Run(compiled)
-    return ReplayedBackward(compiled, step)
+    states = [place for place, value in enumerate(described) if isinstance(value, torch.Tensor) and value.is_meta]
+    return ReplayedBackward(compiled, step, states)
 
 
 class ReplayedForward(Run):
@@ -74,7 +76,7 @@ class ReplayedForward(Run):
         static: positions of the arguments that lie in the same memory at each call, as parameters do.
         written: positions of those that it writes.
         visible: how many of its results, from the first on, are not for backward alone.
-        draws: how far its kernels move the random generator on; empty where the library draws, None where nothing does.
+        drawing: whether it draws random numbers.
         device: where it runs.
     """
 
@@ -86,7 +88,7 @@ class ReplayedForward(Run):
         static: Sequence[int],
         written: Sequence[int],
         visible: int,
-        draws: Sequence[int] | None,
+        drawing: bool,
         device: torch.device,
     ) -> None:
         super().__init__(compiled)
@@ -94,7 +96,8 @@ class ReplayedForward(Run):
         self._step, self._size = step, size
         self._static, self._written = tuple(static), tuple(written)
         self._visible = visible
-        self._counts, self._device = draws, device
+        self._drawing, self._device = drawing, device
+        self._course: Course | None = None  # of its draws, in the last call that was launched
 
     def best(self) -> tuple[Call, bool]:
         if self._size.reason is not None:
@@ -122,7 +125,12 @@ class ReplayedForward(Run):
         return results
 
     def _launch(self, arguments: list[Any]) -> Any:
-        return Run.best(self)[0](arguments)
+        launch = Run.best(self)[0]
+        if not self._drawing:
+            return launch(arguments)
+        results, course = watched(lambda: launch(arguments), self._device)
+        self._course = course or self._course
+        return results
 
     def _replay(self, arguments: list[Any]) -> tuple[Any, bool]:
         """The results, and whether they are a graph's."""
@@ -145,32 +153,49 @@ class ReplayedForward(Run):
         """Why a call is launched here and now, whatever slots there are."""
         if _saved_tensors_hooks(False) is not None:
             return "hooks get what forward saves"
-        if self._counts == () and self._step.graphs.stream():  # PyTorch keeps one state for all graphs of a generator
-            return "the library draws random numbers, and the stream is not the default one"
+        if self._drawing and self._size.streams and (self._course is None or self._step.devices is None):
+            return "forward draws, and no step was launched that shows where, and where backward finds that"
         return None
 
     def _capture(self, arguments: Sequence[Any], pool: Pool) -> Captured:
         fixed, visible, graphs = self._static, self._visible, self._step.graphs
-        if not self._counts:
+        if self._course is None:
             return Captured(self._plain, arguments, fixed, visible, graphs, pool, exact=True)
-        draws = ReplayedDraws(self._counts, self._device)
+        drawn = ReplayedDraws(self._course, self._device)
 
         def drawing(given: list[Any]) -> Sequence[Any]:
-            with draws.captured():
+            with drawn.captured():
                 results: Sequence[Any] = self._plain(given)
                 return results
 
-        return Captured(drawing, arguments, fixed, visible, graphs, pool, exact=True, before=draws.begin)
+        return Captured(
+            drawing,
+            arguments,
+            fixed,
+            visible,
+            graphs,
+            pool,
+            exact=True,
+            before=drawn.begin,
+            generators=drawn.generators,
+        )
 
 
 class ReplayedBackward(Run):
-    """The calls of a compiled backward, made with ``emptying``, that shares `step` with its forward."""
+    """The calls of a compiled backward, made with ``emptying``, that shares `step` with its forward.
 
-    def __init__(self, compiled: CompiledGraph, step: Step) -> None:
+    The library's attention gives backward the generator's state, for a launched backward on the host as a rule, for a captured one on the
+    device. So forward is first replayed behind a step that shows where.
+
+    Args:
+        states: positions of arguments of which nobody says on which device they lie.
+    """
+
+    def __init__(self, compiled: CompiledGraph, step: Step, states: Sequence[int]) -> None:
         super().__init__(compiled)
         self._plain = compiled.call
         self._step = step
-        self._warm = False
+        self._states = states
         self._key = object()
 
     def best(self) -> tuple[Call, bool]:
@@ -191,8 +216,10 @@ class ReplayedBackward(Run):
 
     def _run(self, arguments: list[Any]) -> Any:
         step = self._step
-        if not self._warm or step.graphs.capturing():
-            self._warm = True
+        if step.graphs.capturing():
+            return Run.best(self)[0](arguments)
+        if step.devices is None:
+            step.devices = {place: arguments[place].device for place in self._states}
         else:
             with step.lock:
                 captured = self._captured(arguments)
@@ -200,6 +227,8 @@ class ReplayedBackward(Run):
                     results = captured.run(arguments)
                     arguments.clear()
                     return results
+        for place, device in step.devices.items():
+            arguments[place] = arguments[place].to(device)
         return Run.best(self)[0](arguments)
 
     def _captured(self, arguments: Sequence[Any]) -> Captured | None:

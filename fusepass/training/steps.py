@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fusepass.errors import warn
 from fusepass.runtime.cuda_graphs import Graphs, Pool, settings
 from fusepass.runtime.replay_trial import Pending, ReplayTrial
@@ -81,6 +83,9 @@ class Step:
     Args:
         name: what warnings call it.
         asked: replay from the second call on; else once the first calls show that this is quicker.
+
+    Attributes:
+        devices: where backward of a launched forward finds the state of a draw, by its argument; None until one ran.
     """
 
     graphs: Graphs  # of the device
@@ -94,6 +99,7 @@ class Step:
         self.opened: tuple[Size, bool, Pending] | None = None  # the last forward of a trial, until backward follows
         self._launched: Counter[str] = Counter()
         self._unfit: dict[str, None] = {}
+        self.devices: dict[int, torch.device] | None = None
         self._captures = 0
         self._most: int | None = None  # bytes of all slots; None before the first
 
