@@ -16,10 +16,15 @@ aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 
 
+_STATES = {"rng_state", "philox_seed", "philox_offset"}
+
+
 @remembered
 def is_random(target: object) -> bool:
-    """Whether `target` draws random numbers."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    """Whether `target` draws random numbers: not where it takes the state of the generator that forward drew from."""
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return _STATES.isdisjoint(argument.name for argument in target._schema.arguments)
 
 
 def draws(node: fx.Node) -> bool:

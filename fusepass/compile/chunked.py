@@ -217,10 +217,13 @@ class Scaled:
         return self.__name__
 
     def __call__(self, value: Tensor, factor: Tensor) -> Tensor:
-        factor = factor.reshape((1,) * value.dim())  # so that it is not rounded to the type of the value
+        wide = factor.reshape((1,) * value.dim())  # so that it is not rounded to the type of the value
         if not self.in_place or _is_kept() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return (value * factor).to(value.dtype)
-        torch.mul(value, factor, out=value)
+            return (value * wide).to(value.dtype)
+        if factor.dtype is value.dtype:  # at the rate of memory, which strides of zero keep the other from
+            torch._foreach_mul_([value], factor)
+        else:
+            torch.mul(value, wide, out=value)
         return value.detach()
 
 

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.garbage import collector_paused
+from fusepass.patterns.effects import draws
 from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay_trial import Pending, Taken
 from fusepass.runtime.replayable import step_obstacle
@@ -656,12 +657,15 @@ def test_what_is_refused_says_why() -> None:
     foreign = torch.ops.profiler._record_function_enter_new.default
     assert reason(graph_of(foreign), asked=False) == f"{foreign} is an operator of others"
     assert step_obstacle(graph_of(aten.tanh.default), [3], (), asked=True) == "an argument is no tensor"
-    attention = fx.Graph()
-    q = attention.placeholder("q")
-    q.meta["val"] = torch.empty(2, device="meta")
-    flash = aten._scaled_dot_product_flash_attention.default
-    attention.call_function(flash, (q, q, q, 0.0))
-    assert reason(attention) == "everything lies on the CPU"
+
+
+def test_attention_draws_forward_with_dropout_and_backward_never() -> None:
+    graph = fx.Graph()
+    q = graph.placeholder("q")
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    forwards = [graph.call_function(flash.default, (q, q, q, p)) for p in (0.0, 0.1)]
+    backward = graph.call_function(torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default, (q,) * 15)
+    assert [*map(draws, (*forwards, backward))] == [False, True, False]
 
 
 def test_the_report_of_an_optimised_model_tells(monkeypatch: pytest.MonkeyPatch) -> None:
