@@ -14,7 +14,7 @@ from dataclasses import replace
 from fusepass.codegen.source import Source
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b.*$", re.MULTILINE)
-_SECONDS = 2e-5  # that a compiler takes for a byte of generated text: 10 us of C++, 14 to 21 us of CUDA were measured
+SECONDS = 2e-5  # that a compiler takes for a byte of generated text: 10 us of C++, 14 to 21 us of CUDA were measured
 _START = 0.6  # seconds that nvcc takes for nothing at all; a C++ compiler 0.2
 _ROUNDED = 1.001  # equal shares add up to the whole
 _MOST = 4.0  # seconds of a unit: the last one to begin may be what everybody waits for
@@ -34,7 +34,7 @@ def joined(sources: Sequence[Source]) -> Source:
 
 def seconds(source: Source) -> float:
     """About how long a compiler takes for `source` beyond its start."""
-    return _SECONDS * len(source.text)
+    return SECONDS * len(source.text)
 
 
 class Queue:

@@ -94,6 +94,9 @@ class Config:
         tune: how much is tried to find out, for each region, whether generated code is right and faster than its own
             operators, and in which form: ``"off"`` nothing, ``"fast"`` some 30 ms a region, ``"max"`` a second
             (``FUSEPASS_TUNE``).
+        tune_budget: seconds that other candidates than each region's first one may add to the first call of a graph, by an estimate of
+            what generating and building them takes, so that the same ones are built on a busy machine; spent where operators take most
+            time. None: 5 at ``tune="fast"``, no limit at ``"max"`` (``FUSEPASS_TUNE_BUDGET``).
         cuda_graphs: whether the calls of a specialisation are captured in a CUDA graph and replayed: ``"auto"`` where its
             first calls show that this is faster, True from the second call on, False never. Where it cannot be, nothing
             changes and the report says why (``FUSEPASS_CUDA_GRAPHS``).
@@ -123,6 +126,7 @@ class Config:
     max_signatures: int = 512
     max_builds: int = 16
     tune: str = "fast"
+    tune_budget: float | None = None
     cuda_graphs: bool | str = "auto"
     training: str = "fused"
     methods: str = "fused"
@@ -153,6 +157,9 @@ class Config:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
         if type(self.memory_budget) not in (int, float) or not 0 <= self.memory_budget <= 1:
             raise ValueError(f"memory_budget is {self.memory_budget!r}; allowed is a number from 0 to 1")
+        budget = self.tune_budget
+        if budget is not None and (type(budget) not in (int, float) or not budget >= 0):
+            raise ValueError(f"tune_budget is {budget!r}; allowed is a number of seconds from 0 on, inf, or None")
         for option, allowed in (
             ("debug", (True, False)),
             ("cuda_graphs", (True, False, "auto")),
@@ -199,6 +206,7 @@ class Options(TypedDict, total=False):
     max_signatures: int
     max_builds: int
     tune: Literal["off", "fast", "max"]
+    tune_budget: float | None
     cuda_graphs: bool | Literal["auto"]
     training: Literal["fused", "eager"]
     methods: Literal["original", "fused"]
@@ -283,6 +291,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError("a number of seconds from 0 on, or inf")
+    return seconds
+
+
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -345,6 +363,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "cache_size": ("FUSEPASS_CACHE_SIZE", _bytes),
     "jobs": ("FUSEPASS_JOBS", _count),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
+    "tune_budget": ("FUSEPASS_TUNE_BUDGET", _seconds),
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
     "methods": ("FUSEPASS_METHODS", _among(METHODS)),

@@ -86,6 +86,14 @@ class Rule:
         found = [Ranked(each, costs.seconds(each)) for each in dict.fromkeys(others) if each != first]
         return Ranked(first, costs.seconds(first)), *sorted(found, key=lambda each: each.seconds)
 
+    def estimate(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
+        """Seconds that what it chooses takes by the cost model.
+
+        Raises `ScheduleError` where the kernel has more points than one launch can count.
+        """
+        found = self.choose(kernel, program, facts, True)
+        return Costs(found.shape).seconds(_finished(found.shape, found.plan))
+
 
 def schedule(kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, rank: int = 0) -> Schedule:
     """A schedule for `kernel` of `program` on a CUDA device: the one that its rule chooses, or another one of `ranking`.

@@ -14,14 +14,14 @@ import torch
 from fusepass.autotune.recorded import restore
 from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.autotune.work import Candidate, Common, Work
+from fusepass.autotune.worth import ruled_out, without_slower
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, OfOneSize, TooManyBuilds
 from fusepass.codegen.generate import Generated, conversions, generate
 from fusepass.codegen.ir.expr import Load
-from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
@@ -31,7 +31,6 @@ from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
-from fusepass.patterns.anchor_work import moved, multiplications
 from fusepass.report.choice import EAGER, Choice
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta
@@ -39,10 +38,6 @@ from fusepass.runtime.region import FusedRegion, lies_as_told
 
 Share = Callable[[Generated], Generated]
 Begin = Callable[[Source], None]
-
-_CONVOLUTION = torch.ops.aten.convolution.default
-_MULTIPLIED = 1.8e14 / 132  # operations a second of a multiprocessor of an H100, in generated convolutions of TF32
-_LONGER = 2  # times as long as memory takes: from there on products of halves were faster
 
 _SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY, AnchorSource.HALVES)
 
@@ -89,8 +84,10 @@ def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) 
     first, *others = [earlier] if earlier else search_space(work.graph, facts, current().tune)
     work.candidate = _first_candidate(work, first, facts, forms)
     work.candidates.append(work.candidate)
-    if work.candidate.generated.general is not None:
-        others = []
+    if earlier or work.candidate.generated.general is not None:
+        others, work.beyond_budget = [], ()
+    others = [spec for spec in others if spec.name not in work.beyond_budget]
+    work.beyond_budget = tuple(name for name in work.beyond_budget if name != _preferred(work.candidate).name)
     work.offered = (work.candidate.name, *(spec.name for spec in others))
     reuse(work, forms)
     if work.choice is not None:
@@ -101,9 +98,7 @@ def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) 
         every += _other_schedules(work, named(record))
         _generate_others(work, [spec for spec in every if spec.name in named(record)], facts)
     if record is None or not adopt(work, record):
-        _generate_others(work, others, facts, begin)
-        if current().tune == "fast":
-            _leave_out_slower(work)
+        _generate_others(work, others, facts, begin, all_of_them=current().tune == "max")
     if work.choice is None and _is_anchor_alone(work):
         work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
     if work.choice is None and _copies_in_order(work.candidate.generated.program):
@@ -164,75 +159,62 @@ def _first_candidate(work: Work, spec: CandidateSpec, facts: DeviceFacts, forms:
 
 
 def _generate_others(
-    work: Work, others: Sequence[CandidateSpec], facts: DeviceFacts, begin: Begin = lambda source: None
+    work: Work,
+    others: Sequence[CandidateSpec],
+    facts: DeviceFacts,
+    begin: Begin = lambda source: None,
+    *,
+    all_of_them: bool = True,
 ) -> None:
     """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted.
 
-    What takes the compiler longest is generated first, and `begin` told of it. Of equal programs the one that is offered first stays.
+    Unless `all_of_them` are asked for, those are left out that are not worth a build. What takes the compiler longest is generated first, and
+    `begin` told of it. Of equal programs the one that is offered first stays.
     """
     first = work.candidates[0]
-    own = AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
     found: dict[CandidateSpec, Candidate] = {}
-    for spec in sorted(others, key=lambda spec: spec.anchor not in _SLOW_TO_BUILD):
-        if spec == replace(first.spec, anchor=own) or not is_precise(spec, work.graph, facts):
+    for spec in sorted(others, key=_builds_fast):
+        if spec == _preferred(first) or not is_precise(spec, work.graph, facts):
             continue
         try:
-            found[spec] = made = candidate_of(work, spec, facts)
-            sources = made.sources
+            found[spec] = candidate_of(work, spec, facts)
         except Exception as bug:
-            found.pop(spec, None)
             work.lost[spec.name] = told(bug)
+    made = [found[spec] for spec in others if spec in found]
+    if not all_of_them:
+        made = without_slower(work, _new(made, first))
+        work.ruled_out = ruled_out(work, made)
+    kept = [each for each in made if each.name not in work.ruled_out]
+    for each in sorted(kept, key=lambda each: _builds_fast(each.spec)):
+        try:
+            sources = each.sources
+        except Exception as bug:
+            kept.remove(each)
+            work.lost[each.name] = told(bug)
             continue
-        if spec.anchor in _SLOW_TO_BUILD and sources != first.sources:
+        if not _builds_fast(each.spec) and sources != first.sources:
             for source in sources:
                 begin(source)
-    for made in (found[spec] for spec in others if spec in found):
-        if not any(made.sources == known.sources for known in work.candidates):
-            work.candidates.append(made)
+    for each in kept:
+        if not any(each.sources == known.sources for known in work.candidates):
+            work.candidates.append(each)
 
 
-def _leave_out_slower(work: Work) -> None:
-    """Beside products of halves, a generated convolution is as a rule the slower one: it is not built.
-
-    Unless it reduces something and they do not, or is a product, too; with tiled halves what reduces over channels may be slower. Or where
-    memory bounds it: halves are made by kernels of their own, which move everything once or twice more.
-    """
-    if _waits_for_memory(work):
-        return
-    streamed, tiled = (
-        [kernel for each in work.candidates for kernel in _of(each, anchor)]
-        for anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES)
+def _preferred(first: Candidate) -> CandidateSpec:
+    """What asks by name for the implementation of the anchor that `first` has."""
+    return replace(
+        first.spec, anchor=AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
     )
-    if not tiled and not any(isinstance(kernel.anchor, Product) for kernel in streamed):
-        return
-    alone = not _reduce(streamed)
-    first, *others = work.candidates
-    work.candidates = [first] + [
-        each
-        for each in others
-        if each.spec.anchor is not AnchorSource.GENERATED
-        or any(isinstance(kernel.anchor, Product) for kernel in _of(each, AnchorSource.GENERATED))
-        or (alone and _reduce(_of(each, AnchorSource.GENERATED)))
-    ]
 
 
-def _waits_for_memory(work: Work) -> bool:
-    """Whether a generated convolution takes little longer than its tensors take to be moved."""
-    anchor, facts = work.region.anchor, work.candidates[0].generated.facts
-    if anchor is None or anchor.target is not _CONVOLUTION:
-        return False
-    seconds = 2 * multiplications(anchor) / (_MULTIPLIED * facts.multiprocessors)
-    return seconds < _LONGER * moved(anchor) / facts.bandwidth
+def _builds_fast(spec: CandidateSpec) -> bool:
+    return spec.anchor not in _SLOW_TO_BUILD
 
 
-def _reduce(kernels: Sequence[Kernel]) -> bool:
-    return any(kernel.cols or kernel.partials for kernel in kernels)
-
-
-def _of(candidate: Candidate, anchor: AnchorSource) -> list[Kernel]:
-    """The kernels of `candidate` with its anchor, if that is computed by `anchor`."""
-    kernels = candidate.generated.program.kernels if candidate.spec.anchor is anchor else ()
-    return [kernel for kernel in kernels if kernel.anchor is not None]
+def _new(made: Sequence[Candidate], first: Candidate) -> list[Candidate]:
+    """Those of `made` whose program neither `first` has, nor one before them."""
+    programs = [[part.outline for part in each.parts] for each in (first, *made)]
+    return [each for place, each in enumerate(made, 1) if programs[place] not in programs[:place]]
 
 
 def candidate_of(work: Work, spec: CandidateSpec, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:

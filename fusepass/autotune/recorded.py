@@ -53,7 +53,7 @@ def restore(work: Work, facts: DeviceFacts, forms: Forms, make: Make) -> bool:
     key = _key(work, facts)
     record = None if key is None else records.lookup(folders.REGIONS, key)
     work.record_key = key
-    if record is None:
+    if record is None or not {*record["beyond_budget"]} <= {*work.beyond_budget}:
         return False
     first, *others = [_restored(work, each, facts, make) for each in record["candidates"]]
     try:
@@ -66,6 +66,8 @@ def restore(work: Work, facts: DeviceFacts, forms: Forms, make: Make) -> bool:
     work.candidates, work.candidate, work.offered = [first, *others], first, tuple(record["offered"])
     if _settled(work, record["settled"]):
         work.record_key = None
+        work.beyond_budget = tuple(name for name in work.beyond_budget if name in record["beyond_budget"])
+        work.ruled_out = record["ruled_out"]
         return True
     work.candidates, work.candidate, work.offered = [], None, ()
     return False
@@ -84,7 +86,13 @@ def keep(work: Work) -> None:
     unmeasured = choice.leaves_eager and choice.check is None and not choice.dropped
     with contextlib.suppress(OSError, ArtifactError):  # the latter for arguments of library calls that are not plain
         candidates = [_data(candidate) for candidate in kept]
-        record = {"candidates": candidates, "offered": work.offered, "settled": choice.reason if unmeasured else None}
+        record = {
+            "candidates": candidates,
+            "offered": work.offered,
+            "beyond_budget": work.beyond_budget,
+            "ruled_out": work.ruled_out,
+            "settled": choice.reason if unmeasured else None,
+        }
         records.write(folders.REGIONS, work.record_key, record)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from fusepass.autotune.candidates import Begin, candidate_of, told
 from fusepass.autotune.tune import times_are_taken
+from fusepass.autotune.tune_budget import build_seconds
 from fusepass.autotune.work import Candidate, Work
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.search.schedules import ScheduleCandidate, schedule_candidates
@@ -15,13 +18,17 @@ from fusepass.config import current
 _MOST = {"fast": 2, "max": 12}  # of a region, by `Config.tune`
 
 
-def add_schedule_candidates(works: Sequence[Work], begin: Begin = lambda source: None) -> None:
+def add_schedule_candidates(
+    works: Sequence[Work], begin: Begin = lambda source: None, *, seconds_left: float = inf
+) -> None:
     """Add candidates to those of `works` whose choice is open.
 
     At ``tune="fast"`` they are as many in all as there are compilers that have nothing else to do; where the model expects
-    most, they come first. `begin` is told of what is built besides, so that compilers start meanwhile.
+    most, they come first. They take no more than the `seconds_left` of `Config.tune_budget`. `begin` is told of what is built besides, so
+    that compilers start meanwhile.
     """
-    effort = current().tune
+    config = current()
+    effort = config.tune
     if effort == "off":
         return
     ready = [work for work in works if work.choice is None and work.reason is None and work.candidates]
@@ -29,7 +36,9 @@ def add_schedule_candidates(works: Sequence[Work], begin: Begin = lambda source:
     if effort == "fast":
         found.sort(key=lambda pair: pair[0].seconds)
         needed = sum(len(candidate.sources) for work in ready for candidate in work.candidates)
-        found = found[: max(current().jobs - needed, 0)]
+        found = found[: max(config.jobs - needed, 0)]
+    totals = itertools.accumulate(build_seconds(work, work.candidates[0].spec.anchor, config) for _, work in found)
+    found = [each for each, total in zip(found, totals, strict=True) if total <= seconds_left]
     for work in {id(work): work for _, work in found}.values():
         for source in work.candidates[0].sources:
             begin(source)

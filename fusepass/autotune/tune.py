@@ -75,6 +75,7 @@ def adopt(work: Work, record: choices.Record) -> bool:
     for name in named(record):
         if name not in there or _source_key(there[name]) != record.sources.get(name):
             return False
+    work.beyond_budget = tuple(name for name in work.beyond_budget if name not in record.offered)
     settle(work, choice)
     return True
 

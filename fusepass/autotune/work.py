@@ -92,6 +92,8 @@ class Work:
         common: what its candidates have in common, where some are being generated.
         like: the earlier region of its graph that differs in nothing but names, if there is one.
         offered: names of the candidates that it may be tried in, the one to choose unmeasured first.
+        beyond_budget: names of others that it may not be tried in, as `Config.tune_budget` is spent elsewhere.
+        ruled_out: names of those offered that are not built, with how many times as long as the fastest one they take by the cost models.
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
         candidate: the one in use, or to be used unless another one is chosen.
@@ -113,6 +115,8 @@ class Work:
     common: Common = field(default_factory=Common, init=False, repr=False)
     like: Work | None = None
     offered: tuple[str, ...] = ()
+    beyond_budget: tuple[str, ...] = ()
+    ruled_out: Mapping[str, float] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     candidate: Candidate | None = None
     lost: dict[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from fusepass.autotune.layout import chosen_layout
 from fusepass.autotune.recorded import keep
 from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
+from fusepass.autotune.tune_budget import spend
 from fusepass.autotune.whole_graph import leave_out
 from fusepass.autotune.work import Work
 from fusepass.background import threads_soon
@@ -362,11 +363,12 @@ def generated(
     if layouts:
         works = _works(graph, regions, exact)
     note_alike(works)
+    seconds_left = spend(works, device_facts)
     first = [work for work in works if work.like is None]
     for number, work in enumerate(first):
         tell("generate", number, len(first), work.region.name)
         generate_candidates(work, forms, begin)
-    add_schedule_candidates(first, begin)
+    add_schedule_candidates(first, begin, seconds_left=seconds_left)
     return works, layouts
 
 

@@ -141,6 +141,8 @@ def _region_report(work: Work) -> RegionReport:
         build_seconds=work.seconds,
         like=None if work.like is None else work.like.region.name,
         written=tuple(write.all_input_nodes[0].name for write in work.writes),
+        ruled_out=tuple(work.ruled_out.items()),
+        beyond_budget=work.beyond_budget,
     )
     if candidate is None or generated is None:
         return report

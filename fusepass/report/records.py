@@ -170,6 +170,8 @@ class RegionRecord:
         like: the name of the earlier region that differs in nothing but names, as that of an equal layer does, whose kernels,
             library and choice it has; None where there is none.
         written: the inputs that its kernels write over, such as running statistics.
+        ruled_out: candidates that were not built, by name, with how many times as long as the fastest one they take by the cost models.
+        beyond_budget: names of candidates that were not generated, as ``Config.tune_budget`` was spent elsewhere.
     """
 
     name: str
@@ -189,6 +191,8 @@ class RegionRecord:
     sizes: str | None = None
     like: str | None = None
     written: tuple[str, ...] = ()
+    ruled_out: tuple[tuple[str, float], ...] = ()
+    beyond_budget: tuple[str, ...] = ()
 
     @property
     def bytes_saved(self) -> int:

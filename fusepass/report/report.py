@@ -188,6 +188,8 @@ def _region(data: dict[str, Any]) -> RegionReport:
         "sources": tuple(_source(entry) for entry in data["sources"]),
         "choice": Choice.from_json(data["choice"]) if data.get("choice") else None,
         "written": tuple(data.get("written", ())),
+        "ruled_out": tuple((name, times) for name, times in data.get("ruled_out", ())),
+        "beyond_budget": tuple(data.get("beyond_budget", ())),
     }
     return RegionReport(**data | decoded)
 

@@ -107,6 +107,10 @@ def _details(region: RegionRecord, width: int, *, indent: int) -> list[str]:
         lines += wrap(f"library {region.sizes}", width, indent=indent, lines=_REASON_LINES)
     if region.choice and not region.like:
         lines += wrap(str(region.choice), width, indent=indent, lines=_REASON_LINES)
+    not_built = [f'"{name}" (predicted to take {times:.1f}x as long)' for name, times in region.ruled_out]
+    not_built += [f'"{name}" (beyond tune_budget)' for name in region.beyond_budget]
+    if not_built:
+        lines += wrap(f"not built: {', '.join(not_built)}", width, indent=indent, lines=_REASON_LINES)
     if region.reason:
         lines += wrap(f"because: {region.reason}", width, indent=indent, lines=_REASON_LINES)
     return lines
@@ -166,10 +170,20 @@ def _totals(report: ModelRecord, width: int) -> list[str]:
         f"regions: {states}",
         f"memory traffic saved per call: {human_bytes(saved)} of {human_bytes(before)} ({share:.0%})",
     ]
+    lines += _not_built(report.regions)
     lines += [f"cuda graphs: {'; '.join(report.cuda_graphs)}"] if report.cuda_graphs else []
     if report.seconds:
         lines.append("seconds: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.seconds))
     return [line for text in lines for line in wrap(text, width)]
+
+
+def _not_built(regions: Sequence[RegionRecord]) -> list[str]:
+    """How many candidates were left out, why, and how to have them."""
+    ruled_out = sum(len(region.ruled_out) for region in regions)
+    beyond = sum(len(region.beyond_budget) for region in regions)
+    parts = [f'{ruled_out} predicted to be much slower (tune="max" builds these)'] if ruled_out else []
+    parts += [f"{beyond} beyond tune_budget (a larger one builds these)"] if beyond else []
+    return [f"candidates not built: {', '.join(parts)}"] if parts else []
 
 
 def _counted(count: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,8 @@ def test_defaults() -> None:
         ("FUSEPASS_CACHE_DIR", "~/cache", "cache_dir", Path.home() / "cache"),
         ("FUSEPASS_JOBS", "3", "jobs", 3),
         ("FUSEPASS_TUNE", "Max", "tune", "max"),
+        ("FUSEPASS_TUNE_BUDGET", "2.5", "tune_budget", 2.5),
+        ("FUSEPASS_TUNE_BUDGET", "inf", "tune_budget", math.inf),
         ("FUSEPASS_CUDA_GRAPHS", "Auto", "cuda_graphs", "auto"),
         ("FUSEPASS_CUDA_GRAPHS", "off", "cuda_graphs", False),
         ("FUSEPASS_CUDA_COMPILER", "NVRTC", "cuda_compiler", "nvrtc"),
@@ -110,6 +113,8 @@ def test_the_environment_sets_options_when_they_are_asked_for(
         ("FUSEPASS_JOBS", "-2", "a whole number from 1 on"),
         ("FUSEPASS_JOBS", "many", "a whole number from 1 on"),
         ("FUSEPASS_TUNE", "much", "one of off, fast, max"),
+        ("FUSEPASS_TUNE_BUDGET", "nan", "a number of seconds from 0 on, or inf"),
+        ("FUSEPASS_TUNE_BUDGET", "-1", "a number of seconds from 0 on, or inf"),
         ("FUSEPASS_CUDA_GRAPHS", "always", "auto, 1, true"),
         ("FUSEPASS_TRAINING", "slow", "one of fused, eager"),
         ("FUSEPASS_DISABLE", "norm,,pool", "names of rules and patterns separated by commas"),
@@ -166,6 +171,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
         ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("cuda_compiler", "gcc", "nvcc, nvrtc"),
         ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"), ("memory_budget", 1.5, "a number from 0 to 1"), ("memory_budget", True, "a number from 0 to 1"),
+        ("tune_budget", -1, "a number of seconds"), ("tune_budget", math.nan, "a number of seconds"), ("tune_budget", "5", "a number of seconds"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_refused_with_what_is_allowed(option: str, value: Any, allowed: str) -> None:

@@ -126,6 +126,7 @@ def test_json_keys_and_values() -> None:
     assert list(data["regions"][0]) == [
         "name", "pattern", "ops", "kernels", "bytes_before", "bytes_after", "anchor", "device", "signature",
         "state", "reason", "sources", "build_seconds", "choice", "sizes", "like", "written",
+        "ruled_out", "beyond_budget",
     ]  # fmt: skip
     assert data["format"] == 2
     told = (Path(__file__).parents[2] / "docs" / "report.md").read_text()

@@ -108,6 +108,11 @@ class Family(abc.ABC, Generic[P]):
         plan = self.plan(kernel, program, facts, aligned=aligned)
         return () if plan is None else (Ranked(plan, self.seconds(kernel, program, facts, plan)),)
 
+    def estimate(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
+        """How long a launch of its plan takes, by estimate; infinity where there is no plan, or no estimate."""
+        plan = self.plan(kernel, program, facts)
+        return inf if plan is None else self.seconds(kernel, program, facts, plan)
+
     def describe(self, kernel: Kernel, plan: P) -> str:
         """A launch in one line, for reports."""
         return f"{self.name}, {kernel.row_count} elements: {plan}{self.pieces_in_words(kernel)}"

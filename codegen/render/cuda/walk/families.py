@@ -55,6 +55,9 @@ class Walk(Family[Schedule]):
     ) -> Sequence[Ranked[Schedule]]:
         return self.rule.ranking(kernel, program, facts, aligned=aligned)
 
+    def estimate(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> float:
+        return self.rule.estimate(kernel, program, facts)
+
     def generalised(self, plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
         return generalised(plan, kernel, coarse=coarse)
 
