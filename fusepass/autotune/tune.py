@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -35,14 +35,14 @@ _SAFE_WITH_INTEGERS = frozenset({
     "fusepass.kept", "ne", "neg", "relu", "sign", "sub", "sum", "where",
 })  # fmt: skip
 _DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})  # as good where they are by a number
-_LOOKUPS: Mapping[
-    str, Callable[[fx.Node], tuple[object, int]]
-] = {  # the operand of indices, and how many rows there are
-    "embedding": lambda node: (node.args[1], node.args[0].meta["val"].shape[0]),  # type: ignore[union-attr]
-    "gather": lambda node: (node.args[2], node.args[0].meta["val"].shape[node.args[1]]),  # type: ignore[union-attr]
-    "index_select": lambda node: (node.args[2], node.args[0].meta["val"].shape[node.args[1]]),  # type: ignore[union-attr]
-    "nll_loss_forward": lambda node: (node.args[1], node.args[0].meta["val"].shape[-1]),  # type: ignore[union-attr]
+_LOOKUPS: Mapping[str, Callable[[Any], Sequence[tuple[object, int]]]] = {
+    "embedding": lambda node: [(node.args[1], node.args[0].meta["val"].shape[0])],
+    "gather": lambda node: [(node.args[2], node.args[0].meta["val"].shape[node.args[1]])],
+    "index": lambda node: [*zip(node.args[1], node.args[0].meta["val"].shape, strict=False)],
+    "index_select": lambda node: [(node.args[2], node.args[0].meta["val"].shape[node.args[1]])],
+    "nll_loss_forward": lambda node: [(node.args[1], node.args[0].meta["val"].shape[-1])],
 }
+"""The operands of indices, and how many rows there are for each."""
 
 
 def recall(work: Work) -> choices.Record | None:
@@ -201,8 +201,8 @@ def _takes_any(user: fx.Node, node: fx.Node) -> bool:
     if packet in _DIVISIONS:
         return isinstance(user.args[1], int | float) and user.args[1] != 0
     if packet in _LOOKUPS:
-        indices, rows = _LOOKUPS[packet](user)
-        return indices is not node or (_is_made_up(node) and rows > measure.MOST_WHOLE)
+        looked_up = [rows for indices, rows in _LOOKUPS[packet](user) if indices is node]
+        return not looked_up or (_is_made_up(node) and min(looked_up) > measure.MOST_WHOLE)
     return isinstance(user.target, OpOverload) and moves(user)
 
 

@@ -7,9 +7,11 @@ from difflib import get_close_matches
 from fusepass.autotune.whole_graph import WHOLE_GRAPH
 from fusepass.codegen.generate import TEAMS
 from fusepass.compile.chunks import CHUNKS
+from fusepass.compile.constants import CONSTANTS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
 from fusepass.patterns.channels_last import CHANNELS_LAST
+from fusepass.patterns.packing import PACKED_WEIGHTS
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION
@@ -27,6 +29,8 @@ def warn_of_unknown_names() -> None:
         COMMON_SUBEXPRESSION,
         *pattern_names(),
         CHANNELS_LAST,
+        PACKED_WEIGHTS,
+        CONSTANTS,
         WHOLE_GRAPH,
         TEAMS,
         CHUNKS,

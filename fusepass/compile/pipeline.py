@@ -35,6 +35,7 @@ from fusepass.compile.boundary_views import edges
 from fusepass.compile.casts import gather_casts
 from fusepass.compile.chunked import compile_steps
 from fusepass.compile.chunks import chunk_products
+from fusepass.compile.constants import compute_constants
 from fusepass.compile.corrections import correct
 from fusepass.compile.disabled import warn_of_unknown_names
 from fusepass.compile.draws import gather_draws
@@ -174,7 +175,7 @@ def compile_graph(
         correct(graph.graph)
         split_dropout(graph.graph)
         group_queries(graph.graph)
-        applications = [*applied, *chunk_products(graph.graph), *simplify(graph)]
+        applications = [*applied, *chunk_products(graph.graph), *simplify(graph), *compute_constants(graph)]
     packed: Packed | None = None
     if exact_inputs:
         tell("layout")

@@ -37,6 +37,13 @@ _FEWEST_ON_CPU = 16
 """Keys from which on the library's kernel for a CPU sees that all scores of a query are NaN: a vector of float32 of AVX-512. It takes the
 maximum of fewer by comparisons, finds nothing above minus infinity, and gives zeros."""
 
+_LEAST_WORK_ON_CPU = 2**17
+_MOST_SCORES_ON_CPU = 2**23
+"""Of bfloat16, multiplications from which on, and scores up to which, two products and a softmax are faster on a CPU than the library's
+attention kernel, which multiplies in bfloat16 by AMX alone (Zen 4, one core, ms, kernel and products: 192 x 49 x 32 with a bias 2.67 and 1.70,
+8 x 64 x 64 with a bias 0.22 and 0.16, 12 x 197 x 64 2.35 and 1.71, 12 x 512 x 64 12.3 and 7.7; one query, 12 x 256 x 64 0.33 and 0.10;
+12 x 1024 x 64 as long)."""
+
 _BIAS_ALIGNMENT = 16
 """Elements of which a row of what is added has to begin at a multiple, in the kernel for it."""
 
@@ -194,10 +201,19 @@ def _poisoned(build: Builder, result: fx.Node, operand: fx.Node, dim: int) -> fx
     return build.add(result, build.sum(build.scale(operand, 0.0), (dim,)))
 
 
+def only_products_use_bfloat16() -> bool:
+    """Whether this CPU has instructions for products in bfloat16 that the library's attention kernel does without: it uses AMX alone."""
+    return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+
+
 def _refuse_where_worse(value: torch.Tensor, keys: int, causal: bool, biased: bool) -> None:
     if value.device.type != "cuda":
         if keys < _FEWEST_ON_CPU:
             raise Declined("scores that are NaN, fewer than a vector, are hidden ones for the library")
+        work, scores = value.numel() * keys, value.numel() // value.shape[-1] * keys
+        measured = work >= _LEAST_WORK_ON_CPU and scores <= _MOST_SCORES_ON_CPU
+        if value.dtype is torch.bfloat16 and measured and only_products_use_bfloat16():
+            raise Declined("products are faster in bfloat16")
         return
     if value.dtype is torch.float64:
         raise Declined("the library has no kernel for it")

@@ -241,6 +241,17 @@ def test_functions_of_special_values(op: Op) -> None:
         assert (got[tiny] - want[tiny]).abs().max() < 1e-38 if tiny.any() else True
 
 
+@pytest.mark.parametrize(("op", "least"), [(Op.EXP, -87.33654), (Op.EXP2, -126.0)], ids=lambda value: str(value))
+def test_powers_are_normal_numbers_or_zero(op: Op, least: float) -> None:
+    x = torch.cat([least + torch.arange(-4001, 4001) * 1e-3, torch.tensor([-INF, -1e4, NAN])])
+    got, exact = run(f"{op.value}_float", x, dtype=torch.float32), UNARY_FLOAT[op][0](x.double())
+    normal = exact > 1.1763e-38
+    assert normal.sum() > 3900
+    assert ulps(got[normal], exact[normal]).max() <= 4
+    assert got[exact < 1.1754e-38].abs().max() == 0
+    assert got[-1].isnan()
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=C.__getitem__)
 @pytest.mark.parametrize("op", [*EXACT_FLOAT, *TESTS], ids=lambda op: op.value)
 def test_exact_functions(op: Op, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ import fusepass
 from fusepass.config import override
 from fusepass.patterns.analysis.constants import MOST_COMPUTED, Constant
 from fusepass.patterns.matcher import Declined
+from fusepass.patterns.rules import attention as rule
 from fusepass.patterns.rules.attention import _refuse_where_worse
 from tests.support.algebra import Rewritten, rewritten, same_value, within_policy
 from tests.support.aten import traced
@@ -330,6 +331,20 @@ def test_few_keys_stay_on_a_cpu(keys: int) -> None:
     """The library takes scores that are all NaN, fewer than a vector, for hidden ones."""
     inputs = drawn((Q, (2, 3, keys, 8), (2, 3, keys, 8)))
     assert (RULE in rewritten(plain, *inputs).rules) is (keys >= 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("instructions", [False, True])
+def test_products_of_bfloat16_stay_on_a_cpu_with_instructions_for_them(
+    dtype: torch.dtype, instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's attention kernel has none; where scores do not fit into caches, or there is little to compute, it is faster all the same."""
+    monkeypatch.setattr(rule, "only_products_use_bfloat16", lambda: instructions)
+    inputs = [value.to(dtype) for value in drawn(((2, 3, 48, 16),) * 3)]
+    stays = instructions and dtype is torch.bfloat16
+    assert (RULE not in rewritten(plain, *inputs).rules) is stays
+    for shape, keys in (((12, 1024, 64), 1024), ((2, 16, 16), 16)):
+        _refuse_where_worse(torch.empty(shape, dtype=dtype, device="meta"), keys, causal=False, biased=False)
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,23 @@ def test_indices_that_are_made_up_lie_within_what_they_look_up(rows: int, reason
     assert choice_of(model, torch.tensor([[0, 7], [3, 1]])).reason == reason
 
 
+class Biased(nn.Module):
+    """A table of numbers for pairs of places, as windows of attention have."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(rows, 9))
+
+    def forward(self, x: Tensor, place: Tensor, column: Tensor) -> Tensor:
+        return (x + self.table[place, column]).softmax(-1)
+
+
+@pytest.mark.parametrize(("rows", "reason"), [(9, None), (8, "index needs particular whole numbers")])
+def test_several_indices_that_are_made_up_lie_within_what_they_look_up(rows: int, reason: str | None) -> None:
+    place = torch.arange(8).repeat(4)
+    assert choice_of(Biased(rows), torch.rand(4, 32), place, place).reason == reason
+
+
 @pytest.mark.parametrize("effort", ["fast", "max"])
 def test_what_moves_much_less_is_measured_all_the_same(effort: str) -> None:
     """The cost model knows what is moved, and little of what it costs to compute it."""
