@@ -110,24 +110,22 @@ using libm::sinh;
 using libm::tan;
 
 // e^x and 2^x. Where a result would be denormal or 0, libmvec leaves its vectors and calls the scalar function for one element after another, which
-// takes ten times as long: for scores that a mask hides, say. So it is not asked for them: below `least` the result is 0. Bits are masked because
-// GCC does not vectorise a call that it can leave out.
+// takes ten times as long: for scores that a mask hides, say. So it is asked for a normal number that is a known factor larger, which the sum is exact
+// for. A result of 0 is a product with 0, as processors take long for products that underflow.
 #if defined(__CUDACC__)
 using libm::exp;
 using libm::exp2;
 #else
-template <typename Power>
-FP_FN float normal_or_zero(float x, float least, Power power) {
-    const std::int32_t kept = -std::int32_t(!(x < least));  // NaN is kept
-    return float_of(bits_of(power(float_of(bits_of(x) & kept))) & kept);
-}
-
 FP_FN float exp(float x) {
-    return normal_or_zero(x, -87.336f, [](float inside) { return libm::exp(inside); });
+    const bool low = x < -87.0f, none = x < -104.0f;
+    const float power = libm::exp((none ? -104.0f : x) + (low ? 32.0f : 0.0f));
+    return power * (none ? 0.0f : low ? 0x1.c8464fp-47f : 1.0f);
 }
 
 FP_FN float exp2(float x) {
-    return normal_or_zero(x, -126.0f, [](float inside) { return libm::exp2(inside); });
+    const bool low = x < -126.0f, none = x < -150.0f;
+    const float power = libm::exp2((none ? -150.0f : x) + (low ? 64.0f : 0.0f));
+    return power * (none ? 0.0f : low ? 0x1p-64f : 1.0f);
 }
 
 FP_FN double exp(double x) { return libm::exp(x); }
