@@ -11,12 +11,11 @@ from math import prod
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunk_products import ProductsWriter
-from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
-from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs_of_warps, shared_pitch, takes_pairs
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, plus, quotient, remainder, table
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.contraction.convolution.results import repair
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, plus, quotient, remainder, table
+from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import C_TYPES, block, either
 from fusepass.codegen.schedule_convolution.chunks import (

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Kernel, Reduction
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.partials import PositionStates, state_type
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Locals, bare, block, either

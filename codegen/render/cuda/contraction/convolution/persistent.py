@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import block
 

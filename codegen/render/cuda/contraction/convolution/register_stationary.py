@@ -10,13 +10,12 @@ from typing import Generic, TypeVar
 
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
+from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES, keep_exponents
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, table
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.spelling import block
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values

@@ -11,10 +11,9 @@ from dataclasses import replace
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import plus
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, plus
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL, Loop
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import block, braces, either
 from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule, pattern_of

@@ -13,10 +13,8 @@ from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, quotient, remainder
-from fusepass.codegen.render.cuda.contraction.loop import Loop
-from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, quotient, remainder
+from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import Locals, block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
