@@ -44,12 +44,9 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
         sizes: of the result, along its spatial axes.
-        reduces: whether nothing but what values reduce to is stored: then sums are laid out nowhere, unless they are computed by their
-            definition; these are where a tile was.
     """
 
     sizes: tuple[int, ...]
-    reduces: bool
 
     @property
     @abc.abstractmethod
@@ -84,7 +81,7 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
     @property
     def room_floats(self) -> int:
         """Room for states, and, beside a tile, for results that are laid out."""
-        return self.on.state_floats if self.reduces else self.on.staged_floats
+        return self.on.staged_floats
 
     @property
     def found_bytes(self) -> int:

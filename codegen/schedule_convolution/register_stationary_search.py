@@ -11,7 +11,6 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY, ROWS, Phase, pair_terms, pair_ways
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.chunks import makes_own_values
 from fusepass.codegen.schedule_convolution.register_stationary import (
     LANES,
     Pair,
@@ -80,7 +79,6 @@ def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[P
     quarters = _quarters(phase, channels, along)
     if _pattern_count(quarters) > _MOST_PATTERNS:
         return
-    reduces = makes_own_values(kernel) and not kernel.stores
     room = facts.shared_bytes_per_block // (DType.F32.nbytes * channels)  # elements of a tile
     reach = [high - low for low, high in border_of((phase,), len(phase.start))]
     for tile in _tile_shapes(sizes[2:], COLUMNS * GROUP if along else GROUP):
@@ -88,7 +86,7 @@ def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[P
             continue
         on = _laid_out(kernel, program, phase, tile, along, quarters)
         for warps, rows in itertools.product(_BLOCK_WARPS, _rows(kernel)):
-            plan = _candidate(kernel, facts, on, quarters, along, warps, rows, channels, reduces)
+            plan = _candidate(kernel, facts, on, quarters, along, warps, rows, channels)
             if plan is not None:
                 yield plan
 
@@ -201,7 +199,6 @@ def _candidate(
     warps: int,
     rows: int,
     channels: int,
-    reduces: bool,
 ) -> PairsSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     every = ceil(sizes[1] / (ROWS * rows))
@@ -216,7 +213,6 @@ def _candidate(
         parts=anchor.parts,
         channels=channels,
         sizes=tuple(sizes[2:]),
-        reduces=reduces,
         channel_blocks=ceil(every / iterations),
     )
     fitting = _fitting_warps(plan)
@@ -228,17 +224,15 @@ def _candidate(
 def shared_bytes(plan: PairsSchedule) -> int:
     """Of a block. Weights lie in the place of a tile until threads have them, if they stay there."""
     weights = plan.kept_bytes
-    rooms = 4 * (plan.on.staged_floats - plan.room_floats)
-    tile = max(plan.tile_bytes, rooms, 0 if weights else plan.iteration_bytes)
+    tile = max(plan.tile_bytes, 0 if weights else plan.iteration_bytes)
     return weights + 4 * plan.room_floats + plan.found_bytes + tile
 
 
 def _fitting_warps(plan: PairsSchedule) -> int:
-    """Warps for which a multiprocessor has registers: for weights, sums of groups that are multiplied at once, or of 32 positions that are
-    stored, and those in the tensor core and words of the groups.
+    """Warps for which a multiprocessor has registers: for weights, sums of 32 positions, those in the tensor core, and words of the groups
+    that are multiplied at once.
     """
-    kept = plan.together if plan.reduces else COLUMNS
-    sums = 4 * plan.rows * (kept + plan.together * (2 if plan.parts > 1 else 1))
+    sums = 4 * plan.rows * (COLUMNS + plan.together * (2 if plan.parts > 1 else 1))
     registers = held_registers(plan) + sums + plan.together * 4 * plan.parts + _BESIDE
     return max((warps for warps, most in _MOST_REGISTERS.items() if registers <= most), default=0)
 

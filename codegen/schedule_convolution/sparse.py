@@ -72,6 +72,11 @@ class SparseSchedule(RegisterStationarySchedule):
         return len(self.runs)
 
     @property
+    def room_floats(self) -> int:
+        """Room for states; results that are computed by their definition lie where a tile was."""
+        return self.on.state_floats
+
+    @property
     def groups(self) -> int:
         """Of four warps."""
         return self.on.block_warps // NEIGHBOURS

@@ -196,7 +196,6 @@ def _candidates(kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, li
             parts=anchor_of(kernel).parts,
             channels=len(steps.offsets[0]),
             sizes=tuple(sizes[2:]),
-            reduces=True,
             runs=runs,
             places=steps.places(on),
             lines=lines,

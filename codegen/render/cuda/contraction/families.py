@@ -12,7 +12,7 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
 from fusepass.codegen.render.cuda.contraction.convolution.multistage import MultistageWriter
-from fusepass.codegen.render.cuda.contraction.convolution.register_stationary_pairs import PairsWriter
+from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import PairsWriter
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.scaled import ScalingWriter
 from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter

@@ -9,7 +9,7 @@ from fusepass.codegen.ir.convolution import few_halves
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient, remainder
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import coordinates
 from fusepass.codegen.render.spelling import C_TYPES
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, LONGEST_CHAIN, ChunkSchedule
 
@@ -38,11 +38,8 @@ class ProductsWriter(PersistentWriter, abc.ABC):
         else:  # in a plane, they are equally far from each other
             axes = [(prod(on.tile[:-2]), prod(on.extent[-2:])), (row * prod(on.tile[-2:-1]), plan.run)]
         axes = [(size, stride) for size, stride in axes if size > 1]
-        terms, rest = list[str](), self.c.block
-        for number, (size, stride) in reversed([*enumerate(axes)]):
-            terms.insert(0, f"{remainder(rest, size) if number else rest} * {stride}")
-            rest = quotient(rest, size)
-        return " + ".join(terms) or "0"
+        sizes, strides = zip(*axes, strict=True) if axes else ((), ())
+        return " + ".join(map("{} * {}".format, coordinates(self.c.block, sizes), strides)) or "0"
 
     @property
     def chains(self) -> tuple[int, int]:

@@ -13,7 +13,13 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunk_products import ProductsWriter
 from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.results import repair
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, plus, quotient, remainder, table
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
+    Sums,
+    coordinates,
+    dot,
+    plus,
+    table,
+)
 from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place, Text
@@ -195,10 +201,8 @@ class ChunkWriter(ProductsWriter):
         assert isinstance(self.halves, ScaledHalves)
         source = self.program.buffer(self.halves.source)
         lines, conditions, index = list[str](), [], [f"{c.sample} * {source.strides[0]}"]
-        rest = c.element if plan.layers > 1 else c.i
-        for number in reversed(range(len(self.axes))):
+        for number, here in reversed([*enumerate(coordinates(c.element if plan.layers > 1 else c.i, on.extent))]):
             axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
-            here = remainder(rest, extent) if number else rest
             if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
                 lines.append(f"const unsigned {c.along} = {here};")
                 here = f"{c.along} - {c.along} / {plan.run} * {plan.run - BLOCK}"
@@ -207,7 +211,6 @@ class ChunkWriter(ProductsWriter):
             lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
             conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
             index.append(f"{axis} * {source.strides[1 + number]}")
-            rest = quotient(rest, extent)
         lines += [
             f"const bool {c.real} = {' && '.join(conditions)};",
             f"const {C_TYPES[source.dtype]}* const {c.from_} = {self.pointers[source.name]} + ({c.real} ? {' + '.join(index)} : 0);",
@@ -317,11 +320,10 @@ class ChunkWriter(ProductsWriter):
         return f"fp::stage_places<{pitch}>({room}, {c.sums}, {self.rows}, {factors}, {channels});"
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
         c = self.c
         assert isinstance(self.halves, ScaledHalves)
         if not self.halves.scales:
-            return [], c.sum
+            return super().factors()
         last = self.sizes[1] - 1
         first, second = (
             f"({self.pointers[name]} + {c.sample} * {self.sizes[1]})[{c.at}]" for name in self.halves.scales

@@ -8,48 +8,17 @@ that a warp goes over in a tile; then the threads that have the same channels me
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from fusepass.codegen.ir.expr import Expr, ReductionResult
-from fusepass.codegen.ir.program import Kernel, Reduction
+from fusepass.codegen.ir.program import Reduction
+from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums
 from fusepass.codegen.render.cuda.contraction.loops import Loop
-from fusepass.codegen.render.cuda.partials import PositionStates, state_type
-from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Locals, bare, block, either
-from fusepass.codegen.schedule_convolution import ConvolutionSchedule
-
-
-class OwnWriter(Protocol):
-    """The writer of a kernel whose threads may keep their sums."""
-
-    kernel: Kernel
-    c: Locals
-    first_channel: str
-    printer: Printer
-    sizes: list[int]
-
-    @property
-    def plan(self) -> ConvolutionSchedule:
-        """How the kernel is laid out."""
-
-    @property
-    def states(self) -> PositionStates | None:
-        """What is reduced over positions."""
-
-    def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum is multiplied with, and the product."""
-
-    def own_staging(self, sums: Sums) -> str:
-        """The statement that lays values out as they are stored."""
-
-    def stored_own(self, sums: Sums) -> Iterable[str]:
-        """Stores what is laid out."""
-
-    def over_positions(self, sums: Sums, lines: Sequence[str]) -> list[str]:
-        """`lines` for the positions of a warp."""
+from fusepass.codegen.render.cuda.partials import state_type
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import bare, block, either
 
 
 @dataclass(frozen=True)
@@ -81,7 +50,7 @@ class Held:
 class OwnValues:
     """The lines of such a kernel."""
 
-    def __init__(self, writer: OwnWriter, held: Held) -> None:
+    def __init__(self, writer: ConvolutionWriter, held: Held) -> None:
         self.writer, self.kernel, self.held = writer, writer.kernel, held
         partials = self.kernel.partials
         self.value: Expr = partials.value if partials is not None else self.kernel.stores[0].value

@@ -72,6 +72,10 @@ class ConvolutionWriter(TileWriter):
             return
         yield from self.reductions(sums)
 
+    def factors(self) -> tuple[list[str], str]:
+        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
+        return [], self.c.sum
+
     def own_staging(self, sums: Sums) -> str:
         """As `Sums.staging`, for `stored_own`."""
         return sums.staging

@@ -13,12 +13,17 @@ from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, quotient, remainder
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
+    Sums,
+    TileWriter,
+    coordinates,
+    dot,
+)
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import Locals, block, either
+from fusepass.codegen.render.spelling import block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
-from fusepass.codegen.schedule_convolution.tiles import Tiles
+from fusepass.codegen.schedule_convolution.tiles import HalvedLaunch, Tiles
 
 BINADES, BINADES_BY_PARTS = 24, 15
 """How many powers of two a channel may be smaller than the largest of its tile; the second one where low parts are not scaled
@@ -30,10 +35,45 @@ which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
 
-def keep_exponents(c: Locals, threads: int, channels: str, outs: str, ins: int, count: int, end: int) -> Iterable[str]:
-    """Keeps the exponents of all input channels, and behind them those of a block's `count` output channels, which `end` at that one."""
-    yield f"fp::keep_exponents<{threads}>({c.exponents}, {channels}, 0, {ins}, {ins});"
-    yield f"fp::keep_exponents<{threads}>({c.exponents} + {ins}, {outs}, {c.first_channel}, {count}, {end});"
+def kept_scales(writer: TileWriter, plan: HalvedLaunch, factors: str) -> Iterable[str]:
+    """Room for what scales are made of, from `factors` on; the exponents of all input channels and of a block's output channels are kept there."""
+    c, halves, ins, count = writer.c, writer.anchor.halves, plan.channels, plan.block_channels
+    assert isinstance(halves, ScaledWeights)
+    yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
+    yield f"float* const {c.factors} = {factors};"
+    yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
+    yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {ins * plan.largest_parts});"
+    keep = f"fp::keep_exponents<{plan.threads}>({c.exponents}"
+    yield f"{keep}, {writer.pointers[halves.channels]}, 0, {ins}, {ins});"
+    yield f"{keep} + {ins}, {writer.pointers[halves.outs]}, {c.first_channel}, {count}, {writer.sizes[1]});"
+
+
+def tile_scale(writer: TileWriter, plan: HalvedLaunch, vector: int, binades: int) -> list[str]:
+    """``scale``, that of a tile which was fetched, `vector` numbers of a row at a time, and ``factors`` of results; see `BINADES`."""
+    c, tile, ins = writer.c, writer.input, plan.channels
+    return [
+        f"fp::find_largest<{ins}, {plan.on.block_warps}, {tile.elements}, {vector}>({c.largest}, {c.tile}, {tile.pitch});",
+        "__syncthreads();",
+        f"const fp::TileScale<{ins}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
+        f"fp::leave_factors<{plan.threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {ins}, {plan.block_channels});",
+    ]
+
+
+def is_broken(writer: TileWriter, plan: HalvedLaunch) -> str:
+    """``broken``: whether halves do not suit a tile."""
+    c = writer.c
+    return f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {plan.block_channels});"
+
+
+def of_iteration(writer: TileWriter, plan: HalvedLaunch) -> str:
+    """What is added to a channel of an iteration to be one of the block."""
+    return f"{writer.c.turn} * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
+
+
+def scaled_sum(writer: TileWriter, plan: HalvedLaunch) -> tuple[list[str], str]:
+    """See `ConvolutionWriter.factors`."""
+    c = writer.c
+    return [f"const float {c.factor} = {c.factors}[{of_iteration(writer, plan)}{c.row}];"], f"{c.sum} * {c.factor}"
 
 
 class ScalingWriter(ChunkWriter):
@@ -44,15 +84,11 @@ class ScalingWriter(ChunkWriter):
     def __init__(self, kernel: Kernel, plan: ChunkSchedule, place: Place) -> None:
         super().__init__(kernel, plan, place)
         assert plan.source is not None
-        assert isinstance(self.anchor.halves, ScaledWeights)
         self.input: Tiles = plan.source
         self.packed = self.c.halves
-        self.exponents = self.pointers[self.anchor.halves.channels], self.pointers[self.anchor.halves.outs]
 
     def write(self) -> Text:
-        c = self.c
-        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
-        return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
+        return self.text(1, self._pack(), self._sets(), "float*", behind=[is_broken(self, self.plan)])
 
     def _shared(self) -> Iterable[str]:
         c = self.c
@@ -61,12 +97,7 @@ class ScalingWriter(ChunkWriter):
         at = plan.weight_bytes + 4 * self.on.staged_floats
         yield f"unsigned char* const {self.packed} = {c.pool} + {at};"
         yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {at + plan.tile_bytes});"
-        count = plan.block_channels
-        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
-        yield f"float* const {c.factors} = {c.tile} + {plan.channels * self.input.pitch};"
-        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
-        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {plan.channels * plan.largest_parts});"
-        yield from keep_exponents(c, plan.threads, *self.exponents, plan.channels, count, self.sizes[1])
+        yield from kept_scales(self, plan, f"{c.tile} + {plan.channels * self.input.pitch}")
 
     def _tile_pointers(self) -> Iterable[str]:
         return ()
@@ -79,17 +110,13 @@ class ScalingWriter(ChunkWriter):
         c = self.c
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
-        count, warps = plan.block_channels, plan.on.block_warps
         binades = BINADES_BY_PARTS if plan.by_parts else BINADES
         lines = [*self._place_in_input(), f"const auto {c.to} = {self.packed} + {c.i} * {2 * HALVES};"]
         lines.append(
             f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>({c.to}, {plan.layer_places * 2 * HALVES}, {c.tile} + {c.from_}, {source.pitch}, {c.scale});"
         )
         return [
-            f"fp::find_largest<{plan.channels}, {warps}, {source.elements}, {source.vector}>({c.largest}, {c.tile}, {source.pitch});",
-            "__syncthreads();",
-            f"const fp::TileScale<{plan.channels}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
-            f"fp::leave_factors<{threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {plan.channels}, {count});",
+            *tile_scale(self, plan, source.vector, binades),
             "#pragma unroll 2",
             *block(f"for (unsigned {c.i} = threadIdx.x; {c.i} < {self.on.elements}; {c.i} += {threads})", lines),
             "fp::publish_to_products();",
@@ -98,16 +125,14 @@ class ScalingWriter(ChunkWriter):
     def _place_in_input(self) -> Iterable[str]:
         """``from``: where the position of place ``i`` lies in a channel of what was fetched."""
         c = self.c
-        on, source, rest = self.on, self.input, c.i
+        on, source = self.on, self.input
         strides = contiguous_strides(source.extent)
         terms = [str(dot(on.origin, strides) - dot(source.origin, strides))]
-        for number in reversed(range(len(on.tile))):
-            here = remainder(rest, on.extent[number]) if number else rest
+        for number, here in reversed([*enumerate(coordinates(c.i, on.extent))]):
             if number == len(on.tile) - 1 and on.extent[number] != self.plan.run and not self.plan.neighbours:
                 yield f"const unsigned {c.along} = {here};"
                 here = f"({c.along} - {c.along} / {self.plan.run} * {self.plan.run - BLOCK})"
             terms.append(f"{here} * {strides[number]}")
-            rest = quotient(rest, on.extent[number])
         yield f"const unsigned {c.from_} = {' + '.join(terms)};"
 
     def finite(self, sums: str, loops: Sequence[Loop], test: str = "") -> Iterable[str]:
@@ -170,13 +195,11 @@ class ScalingWriter(ChunkWriter):
         return [*states, *pushed, *j.over(own), *places, *stored]
 
     def factors(self) -> tuple[list[str], str]:
-        c = self.c
-        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
-        return [f"const float {c.factor} = {c.factors}[{iteration}{c.row}];"], f"{c.sum} * {c.factor}"
+        return scaled_sum(self, self.plan)
 
     def _staging(self, *, shared: bool = False) -> str:
         c = self.c
-        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+        iteration = of_iteration(self, self.plan)
         room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
         return (
             f"fp::stage_scaled<{pitch}>({room}, {c.sums}, {self.rows}, {c.factors} + {iteration}{self.rows} * {ROWS});"

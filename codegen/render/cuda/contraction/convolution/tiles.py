@@ -103,12 +103,10 @@ class TileWriter:
 
     def tile_place(self) -> Iterable[str]:
         """Which tile of which sample has number ``number``."""
-        c = self.c
-        rest = c.number
-        for at, count in reversed(list(zip(self.tile_at, self.on.tiles, strict=True))):
-            yield f"const int {at} = {remainder(rest, count)};"
-            rest = quotient(rest, count)
-        yield f"const {self.index_type} {c.sample} = {rest};"
+        sample, *places = coordinates(self.c.number, (self.source.shape[0], *self.on.tiles))
+        for at, place in reversed([*zip(self.tile_at, places, strict=True)]):
+            yield f"const int {at} = {place};"
+        yield f"const {self.index_type} {self.c.sample} = {sample};"
 
     def input_place(self, element: str) -> tuple[list[str], str, str]:
         """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
@@ -116,20 +114,18 @@ class TileWriter:
         """
         c = self.c
         shape, strides = self.source.shape, self.source.strides
-        lines, conditions, index, rest = [], [], [f"{c.sample} * {strides[0]}"], element
+        lines, conditions, index = [], [], [f"{c.sample} * {strides[0]}"]
         if self.anchor.groups > 1:
             index.append(f"{self.index_type}({c.group}) * {self.ins * strides[1]}")
-        for number in reversed(range(len(self.axes))):
-            axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
-            step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]
+        *outer, along = self.input.extent
+        for number, here in reversed([*enumerate(coordinates(element, (*outer, along // self.input.vector)))]):
+            axis, size, first = self.axes[number], shape[2 + number], self.input.origin[number]
+            step = self.input.steps[number] * self.anchor.step[number]
             each = self.input.vector if number == len(self.axes) - 1 else 1
-            extent //= each
-            here = remainder(rest, extent) if number else rest
             here = here if each == 1 or here == "0" else f"{here} * {each}"
             lines.append(f"const {self.index_type} {axis} = {self.tile_at[number]} * {step} + {here}{plus(first)};")
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
-            rest = quotient(rest, extent)
         return lines, " && ".join(conditions), " + ".join(index)
 
     def copy_input(self, to: str, source: str, real: str) -> str:
@@ -174,13 +170,8 @@ class TileWriter:
 
     def group_coordinates(self, group: str) -> list[str]:
         """Where a group of 8 positions lies in the tile, per axis and in positions."""
-        shape = (*self.on.tile[:-1], self.on.tile[-1] // GROUP)
-        found, rest = [], group
-        for number in reversed(range(len(shape))):
-            here = remainder(rest, shape[number]) if number else rest
-            found.append(f"{here} * {GROUP}" if number == len(shape) - 1 and here != "0" else here)
-            rest = quotient(rest, shape[number])
-        return found[::-1]
+        *outer, last = coordinates(group, (*self.on.tile[:-1], self.on.tile[-1] // GROUP))
+        return [*outer, last if last == "0" else f"{last} * {GROUP}"]
 
     def group_place(self, group: str) -> str:
         """Where the first position of a group lies in the tile of the input."""
@@ -220,13 +211,10 @@ class TileWriter:
 
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
-        starts, rest = [], self.c.phase
-        for spread, size in reversed(list(zip(self.anchor.spread, self.sizes[2:], strict=True))):
-            starts.append(remainder(rest, min(spread, size)) if len(self.on.phases) > 1 else "0")
-            rest = quotient(rest, min(spread, size))
-        if self.on.pair > 1:
-            starts[0] = start
-        return starts[::-1]
+        starts = ["0"] * len(self.axes)
+        if len(self.on.phases) > 1:
+            _, *starts = coordinates(self.c.phase, (1, *map(min, self.anchor.spread, self.sizes[2:])))
+        return [*starts[:-1], start] if self.on.pair > 1 else starts
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:
@@ -244,6 +232,15 @@ def quotient(text: str, divisor: int) -> str:
 
 def remainder(text: str, divisor: int) -> str:
     return "0" if divisor == 1 else f"{text} % {divisor}"
+
+
+def coordinates(place: str, sizes: Sequence[int]) -> list[str]:
+    """Those of a place in a grid of `sizes`, slowest first; the first one has no bound."""
+    found = []
+    for size in reversed(sizes[1:]):
+        found.append(remainder(place, size))
+        place = quotient(place, size)
+    return [place, *reversed(found)]
 
 
 def table(name: str, numbers: Sequence[int], per_line: int = 16) -> Iterable[str]:
