@@ -69,7 +69,7 @@ class ScaledHalves:
 
 @dataclass(frozen=True)
 class ScaledWeights:
-    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.scaled_tiles`).
+    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.packing`).
 
     Attributes:
         weight: as that of `ScaledHalves`.

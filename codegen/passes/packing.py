@@ -7,7 +7,8 @@ With scales s of each tile, t of each input channel and u of each output channel
 
 Here t says how large the weights of a channel are, ``1 / max |w[:, c]|``, so that x^ is what a channel may contribute; s is found by the
 kernel, for each tile. A tile in which a channel has so much smaller numbers than another that halves would lose digits of it is computed
-by the convolution's definition."""
+by the convolution's definition.
+"""
 
 from __future__ import annotations
 

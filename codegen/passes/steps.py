@@ -1,5 +1,6 @@
 """The spatial axes of a convolution as steps in its input: where the numbers stand that a position of the result is a sum of, and which columns
-of the product that it becomes are neighbours in memory."""
+of the product that it becomes are neighbours in memory.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ from fusepass.codegen.schedule_convolution.register_stationary import (
     held_registers,
     place_in,
 )
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_convolution.sparse_search import sparse_cost, sparse_schedules
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule, sparse_cost, sparse_schedules
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,

@@ -140,9 +140,9 @@ struct HeldPairs {
 
     // Sums of Rows times 16 channels for these groups, the first of which is number `group`. With two parts, products of a high and a low
     // part have sums of their own, and no more than Chain others are added in the tensor core.
-    template <int Chain, int Rows, int Groups, int Parts>
+    template <int Chain, int Rows, int Parts>
     __device__ __forceinline__ void multiply(
-        float (&sums)[Rows][Groups][4], int group, const HeldWeights<Rows, steps, Parts>& held, const float* const (&places)[together]) const
+        float (&sums)[Rows][4][4], int group, const HeldWeights<Rows, steps, Parts>& held, const float* const (&places)[together]) const
     {
         constexpr int count = Rows * together;
         float crossed[count][4] = {}, chained[count][4] = {};
@@ -206,12 +206,11 @@ struct HeldPairs {
         stage<Pitched>(room, scaled);
     }
 
-    // Which of a thread's positions of each channel, in so many Groups, are in `inside`, which has a bit for each of the warp's.
-    template <int Groups>
+    // Which of a thread's positions of each channel are in `inside`, which has a bit for each of the warp's.
     static __device__ __forceinline__ unsigned own_positions(unsigned inside) {
         unsigned own = 0;
 #pragma unroll
-        for (int i = 0; i < Groups * 2; ++i) own |= (inside >> position(i / 2, i % 2) & 1) << i;
+        for (int i = 0; i < 8; ++i) own |= (inside >> position(i / 2, i % 2) & 1) << i;
         return own;
     }
 };
@@ -279,14 +278,13 @@ struct HeldStates<Moments<T>, Count> {
     }
 };
 
-// Adds values that took the place of sums of so many Groups of positions, of which `inside` has a bit where they are results.
-template <typename Pairs, bool Whole, typename States, int Rows, int Groups>
-__device__ __forceinline__ void push_held(States& states, const float (&sums)[Rows][Groups][4], unsigned inside) {
-    constexpr int each = Groups * 2;
-    float values[Rows * 2][each];
+// Adds values that took the place of sums, at positions of which `inside` has a bit where they are results.
+template <typename Pairs, bool Whole, typename States, int Rows>
+__device__ __forceinline__ void push_held(States& states, const float (&sums)[Rows][4][4], unsigned inside) {
+    float values[Rows * 2][8];
 #pragma unroll
-    for (int i = 0; i < Rows * 2 * each; ++i) values[i / each][i % each] = sums[i / each / 2][i % each / 2][i / each % 2 * 2 + i % 2];
-    states.template push<Whole>(values, Whole ? 0xffu : Pairs::template own_positions<Groups>(inside));
+    for (int i = 0; i < Rows * 16; ++i) values[i / 8][i % 8] = sums[i / 16][i % 8 / 2][i / 8 % 2 * 2 + i % 2];
+    states.template push<Whole>(values, Whole ? 0xffu : Pairs::own_positions(inside));
 }
 
 // Adds what the threads of a warp found to the warp's states of its channels; four threads have the same ones.

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import BINADES
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import LANES, RegisterStationarySchedule, held_registers

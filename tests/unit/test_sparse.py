@@ -17,7 +17,7 @@ from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import BINADES
 from fusepass.codegen.schedule_convolution import register_stationary_search
 from fusepass.codegen.schedule_convolution.register_stationary import held_registers
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule

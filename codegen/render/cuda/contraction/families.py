@@ -10,11 +10,10 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution, ScaledWeights
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import PackedWriter, ScalingWriter
 from fusepass.codegen.render.cuda.contraction.convolution.multistage import MultistageWriter
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import PairsWriter
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import ScalingWriter
 from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter
 from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
 from fusepass.codegen.render.cuda.contraction.product.kernel import ProductWriter
@@ -83,7 +82,7 @@ CONVOLUTIONS = (
     ConvolutionFamily(
         REGISTER_STATIONARY, lambda plan: SparseWriter if isinstance(plan, SparseSchedule) else PairsWriter
     ),
-    ConvolutionFamily(CHUNKS, lambda plan: ScalingWriter if plan.source else ChunkWriter),
+    ConvolutionFamily(CHUNKS, lambda plan: ScalingWriter if plan.source else PackedWriter),
     ConvolutionFamily(SHARED_STATIONARY, lambda plan: SharedStationaryWriter),
     ConvolutionFamily(MULTISTAGE, lambda plan: MultistageWriter),
 )

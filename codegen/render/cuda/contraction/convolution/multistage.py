@@ -2,7 +2,8 @@
 
 Copies are asynchronous. Each piece of work waits for its own copies, meets the other threads at one barrier, begins the copies of a
 later piece, and multiplies. What these copies overwrite was last read before that barrier: a stage of weights one piece
-ago, a chunk of the input as many pieces ago as `_least_pieces` in the schedule guarantees."""
+ago, a chunk of the input as many pieces ago as `_least_pieces` in the schedule guarantees.
+"""
 
 from __future__ import annotations
 

@@ -11,10 +11,7 @@ from typing import Generic, TypeVar
 
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
-from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
-from fusepass.codegen.render.cuda.contraction.convolution.results import repair
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import (
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import (
     BINADES,
     is_broken,
     kept_scales,
@@ -22,6 +19,8 @@ from fusepass.codegen.render.cuda.contraction.convolution.scaled import (
     scaled_sum,
     tile_scale,
 )
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
+from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, plus, table
 from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place, Text

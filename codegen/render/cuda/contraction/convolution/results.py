@@ -1,7 +1,8 @@
 """What writers of CUDA kernels with a convolution share: results on their way from sums to memory, and by their definition where sums are not finite.
 
 By the definition, in plain arithmetic, a thread has a position, and computes the channels of it that are laid out at once: the input is loaded once
-for all of them, and their weights, which do not wait for each other, by all threads of a warp together."""
+for all of them, and their weights, which do not wait for each other, by all threads of a warp together.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from math import prod
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import is_broken
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import is_broken
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import coordinates
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import block, either

@@ -1,5 +1,6 @@
 """What writers of CUDA kernels with a convolution know of its tiles: where they lie, how the input below them comes, and at which positions of
-the result a thread stands."""
+the result a thread stands.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Results of a generated convolution several neighbours at a time: two where all stores have them side by side, four where rows are whole numbers of these.
 
 A warp has laid out 16 channels by 32 (or 64) neighbours. A thread that takes some of a row reads and stores them at once, and loads
-what they share, a bias or a factor, once."""
+what they share, a bias or a factor, once.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Writes what a CUDA kernel with a matrix product does with sums that are laid out in shared memory: one result of a row in each thread, or several.
 
 Threads take several neighbours of a row where results have 16 bits, of which 32 threads with one each would store half of a line at a time. What is
-stored, and what is read beside the sums, goes in vectors."""
+stored, and what is read beside the sums, goes in vectors.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Writes the body of a CUDA kernel with a convolution that makes scaled halves of tiles of its input; see `passes.scaled_tiles`.
+"""How the tiles of a CUDA kernel with a convolution by halves come: as halves that were packed, or as they are; see `passes.packing`.
 
-A tile is fetched as it is. Its threads find the largest number of each channel, then the scale, and lay the tile's halves out in places
-(`cuda_places`); while these are multiplied, the next tile is fetched.
+A tile that is no halves yet is fetched as it is. Its threads find the largest number of each channel, then the scale, and lay the tile's halves
+out in chunks; while these are multiplied, the next tile is fetched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledWeights, halves_of_place
+from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
@@ -18,16 +18,17 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     TileWriter,
     coordinates,
     dot,
+    plus,
 )
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import block, either
+from fusepass.codegen.render.spelling import C_TYPES, block, either
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
 from fusepass.codegen.schedule_convolution.tiles import HalvedLaunch, Tiles
 
 BINADES, BINADES_BY_PARTS = 24, 15
 """How many powers of two a channel may be smaller than the largest of its tile; the second one where low parts are not scaled
-(`PlacesSchedule.by_parts`). The largest number of the tile has exponent 14 as a half, that of such a channel -10 or -1, and steps of halves
+(`ChunkSchedule.by_parts`). The largest number of the tile has exponent 14 as a half, that of such a channel -10 or -1, and steps of halves
 end at 2^-24: a number is off by 2^-25 where its own digits do not end before. One half is off by 2^-15 of the largest number of its channel,
 which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with one as it is 2^-24, by which float32 may round it.
 """
@@ -76,8 +77,88 @@ def scaled_sum(writer: TileWriter, plan: HalvedLaunch) -> tuple[list[str], str]:
     return [f"const float {c.factor} = {c.factors}[{of_iteration(writer, plan)}{c.row}];"], f"{c.sum} * {c.factor}"
 
 
+class PackedWriter(ChunkWriter):
+    """Lines of a kernel whose halves are fetched as they are packed in memory."""
+
+    def write(self) -> Text:
+        plan = self.plan
+        return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
+
+    def _tile_pointers(self) -> Iterable[str]:
+        """Where tiles of the input lie."""
+        c = self.c
+        plan = self.plan
+        own = f" + {c.team} * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
+        yield f"unsigned char* {c.tile} = {c.pool} + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
+        if plan.buffers == 2:
+            yield f"unsigned char* {c.next} = {c.tile} + {plan.tile_bytes};"
+
+    def _fetch_tile(self) -> Iterable[str]:
+        """How the input below a tile is fetched, for all layers."""
+        c = self.c
+        plan, on = self.plan, self.on
+        assert isinstance(self.halves, ScaledHalves)
+        source = self.program.buffer(self.halves.source)
+        lines, conditions, index = list[str](), [], [f"{c.sample} * {source.strides[0]}"]
+        for number, here in reversed([*enumerate(coordinates(c.element if plan.layers > 1 else c.i, on.extent))]):
+            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
+            if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
+                lines.append(f"const unsigned {c.along} = {here};")
+                here = f"{c.along} - {c.along} / {plan.run} * {plan.run - BLOCK}"
+            origin = f" + {c.named(self._origins[number])}" if plan.origins_vary else plus(on.origin[number])
+            first = f"{self.tile_at[number]} * {tile}{origin}"
+            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
+            conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
+            index.append(f"{axis} * {source.strides[1 + number]}")
+        lines += [
+            f"const bool {c.real} = {' && '.join(conditions)};",
+            f"const {C_TYPES[source.dtype]}* const {c.from_} = {self.pointers[source.name]} + ({c.real} ? {' + '.join(index)} : 0);",
+        ]
+        to, layer = f"{c.to} + {c.i} * {2 * HALVES}", ""
+        if plan.layers > 1:  # those of a position are neighbours in memory
+            lines.insert(0, f"const unsigned {c.element} = {c.i} / {plan.layers}, {c.layer} = {c.i} % {plan.layers};")
+            to = f"{c.to} + ({c.layer} * {plan.layer_places} + {c.element}) * {2 * HALVES}"
+            layer = f" + {c.layer} * {HALVES}"
+        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, {c.from_}{layer}, {c.real} ? {2 * HALVES} : 0);")
+        copies = plan.layers * on.elements
+        # without signs, quotients by known numbers take fewer instructions
+        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
+        loop = block(f"for (unsigned {c.i} = {thread}; {c.i} < {copies}; {c.i} += {plan.threads // plan.teams})", lines)
+        yield "// begins to fetch the input below a tile, zeros where there is none"
+        yield from block(
+            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})",
+            [*self.tile_place(), *loop],
+            "};",
+        )
+
+    def _staging(self, *, shared: bool = False) -> str:
+        """Lays the sums of the ``m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
+        c = self.c
+        assert isinstance(self.halves, ScaledHalves)
+        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
+        if not self.halves.scales:
+            return f"fp::stage_values<{pitch}>({room}, {c.sums}, {self.rows});"
+        factors = ", ".join(f"{self.pointers[name]} + {c.sample} * {self.sizes[1]}" for name in self.halves.scales)
+        channels = f"{self.first_channel} + {self.rows} * {ROWS}, {self.sizes[1]}"
+        return f"fp::stage_places<{pitch}>({room}, {c.sums}, {self.rows}, {factors}, {channels});"
+
+    def factors(self) -> tuple[list[str], str]:
+        c = self.c
+        assert isinstance(self.halves, ScaledHalves)
+        if not self.halves.scales:
+            return super().factors()
+        last = self.sizes[1] - 1
+        first, second = (
+            f"({self.pointers[name]} + {c.sample} * {self.sizes[1]})[{c.at}]" for name in self.halves.scales
+        )
+        return [
+            f"const int {c.at} = fp::least({c.channel}, {last});",
+            f"const float {c.factor} = {first}, {c.another} = {second};",
+        ], f"{c.sum} * {c.factor} * {c.another}"
+
+
 class ScalingWriter(ChunkWriter):
-    """Lines of such a kernel that makes halves of its tiles itself."""
+    """Lines of a kernel that makes halves of its tiles itself."""
 
     whole = True
 
