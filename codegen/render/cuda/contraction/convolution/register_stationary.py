@@ -26,7 +26,7 @@ from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import block, braces, either
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values
-from fusepass.codegen.schedule_convolution.register_stationary import LANES, PairsSchedule, pattern_of
+from fusepass.codegen.schedule_convolution.register_stationary import LANES, TOGETHER, PairsSchedule, pattern_of
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
@@ -203,8 +203,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         quarters = ", ".join(str(number) for each in listed for number in each)
         apart = ", ".join(str(number) for pattern in patterns for number in pattern[1:])
         yield "// Where pairs lie in a tile, a quarter of 16 terms x 8 positions after another; how far those of a quarter lie apart."
-        along = str(plan.along).lower()
-        yield f"using {self.pairs_name} = fp::HeldPairs<{along}, {self.on.pitch}, fp::Listed<{quarters}>, fp::Listed<{apart}>>;"
+        yield f"using {self.pairs_name} = fp::HeldPairs<{self.on.pitch}, fp::Listed<{quarters}>, fp::Listed<{apart}>>;"
 
     # ---- what a block fetches
 
@@ -231,8 +230,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         """In the place of the tile."""
         c = self.c
         plan, on = self.plan, self.on
-        shape = f"{str(plan.along).lower()}, {plan.parts}, {plan.threads}, {on.elements}"
-        yield f"fp::halve_tile<{shape}>({c.tile}, {on.pitch}, {c.scale});"
+        yield f"fp::halve_tile<{plan.parts}, {plan.threads}, {on.elements}>({c.tile}, {on.pitch}, {c.scale});"
 
     def _in_iterations(self, lines: Sequence[str]) -> list[str]:
         """`lines` for the channels of each iteration."""
@@ -259,7 +257,7 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
         c = self.c
         plan, on = self.plan, self.on
         lines = [f"float {c.sums}[{plan.rows}][{COLUMNS}][4];"]
-        for group in range(0, COLUMNS, plan.together):
+        for group in range(0, COLUMNS, TOGETHER):
             lines += self._products(f"{c.set} * {COLUMNS}{plus(group)}", group)
         lines += self._results()
         if on.tile[-1] % (COLUMNS * GROUP) == 0:
@@ -271,10 +269,9 @@ class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
     def _products(self, group: str, at: int) -> list[str]:
         """Those of groups of positions that are multiplied at once, the sums of which are the `at`-th ones."""
         c = self.c
-        together = self.plan.together
-        places = ", ".join(f"{c.tile} + ({self.group_place(f'({group}{plus(more)})')})" for more in range(together))
+        places = ", ".join(f"{c.tile} + ({self.group_place(f'({group}{plus(more)})')})" for more in range(TOGETHER))
         call = f"{c.pairs}.multiply<{self.plan.chain}>({c.sums}, {at}, {c.held}, {c.places});"
-        return braces([f"const float* const {c.places}[{together}] = {{{places}}};", call])
+        return braces([f"const float* const {c.places}[{TOGETHER}] = {{{places}}};", call])
 
     def _results(self) -> Iterable[str]:
         sums = self._sums()
