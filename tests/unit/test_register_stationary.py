@@ -200,6 +200,13 @@ def test_chosen_by_measurement_alone_and_for_few_output_channels() -> None:
     assert not anchor_of(multiplying(scattered)).held
 
 
+def test_weights_that_fit_without_zeros_alone_stay_in_registers_where_nothing_is_stored() -> None:
+    """Four taps of three channels: 12 products of neighbours, 16 of two channels, of which one channel is none."""
+    case = held(LARGE["3d, 3 to 16"])
+    assert not anchor_of(multiplying(generated(case, facts=H200))).held
+    assert anchor_of(multiplying(generated_pooling(case, Across.EACH))).held
+
+
 @pytest.mark.parametrize(
     ("name", "precision"),
     thinned([("3d, 3 to 16", Precision.TF32), ("3d, 8 to 32", Precision.TF32), ("3d, 8 to 32", Precision.FLOAT32)], 3),
