@@ -29,7 +29,7 @@ _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of th
 _MOST_REACHES = 2
 _MOST_ROWS_HELD = 2  # times 16 output channels
 _TERMS = 16  # of a product of halves
-_ROWS_MET = 4
+_RUN = 4  # neighbouring taps, and runs of them, that a product without zeros takes
 _MOST_RESULTS = 16  # for each position of the input
 _MOST_POINTS = 64  # kernel positions along two axes
 _MOST_SCATTERED = 16  # of transposed convolutions with a stride, whose phases have few taps each
@@ -69,14 +69,13 @@ class ScaledHalves:
 
 @dataclass(frozen=True)
 class ScaledWeights:
-    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.scaled_tiles`).
+    """The weights of a convolution as scaled halves, where its kernel scales tiles of the input itself (`passes.packing`).
 
     Attributes:
         weight: as that of `ScaledHalves`.
         channels: buffer (in_channels,) of the exponents of input channels' scales.
         outs: buffer (out_channels,) of those of output channels.
-        held: whether each warp multiplies by itself, with weights in its threads' registers; else four together, with both operands in
-            shared memory.
+        held: whether weights are in threads' registers; else both operands are in shared memory, and four warps multiply together.
     """
 
     weight: str
@@ -243,27 +242,17 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
 
 
 def holds_weights(anchor: Convolution, weight: Sequence[int]) -> bool:
-    """Whether each warp of such a convolution, whose weight has that shape, multiplies halves by itself: its threads have registers for the
+    """Whether such a convolution, whose weight has that shape, may multiply halves with weights in registers: threads have those for the
     weights of 16 output channels, and it has one phase. With more output channels, four warps together read less for each product, and take less time.
     """
-    outs, ins = anchor.group_channels(weight)
+    (outs, ins), kernel = anchor.group_channels(weight), weight[2:]
     if max(anchor.stride) > 1:
         return False
-    terms = min(pair_terms(ins, weight[2:], along=way) for way in pair_ways(anchor))
-    return outs <= ROWS * _MOST_ROWS_HELD and ceil(terms / _TERMS) * anchor.parts * 4 <= MOST_REGISTER_STATIONARY
-
-
-def pair_ways(anchor: Convolution) -> tuple[bool, ...]:
-    """Whether two numbers that lie in one word may be neighbours along the last axis; they may always be of two channels."""
-    return (False, True) if anchor.dilation[-1] == 1 else (False,)
-
-
-def pair_terms(channels: int, kernel: Sequence[int], *, along: bool) -> int:
-    """Terms of a sum, those that fill such pairs up among them; neighbours are met in four rows at once."""
-    *outer, last = kernel
-    if along:
-        return ceil(channels * prod(outer) / _ROWS_MET) * _ROWS_MET * ceil(last / 2) * 2
-    return ceil(channels / 2) * 2 * prod(kernel)
+    products = ceil(ceil(ins / 2) * 2 * prod(kernel) / _TERMS)  # a word has two channels
+    if anchor.dilation[-1] == 1:  # or neighbours along the last axis
+        counts = (ins, *kernel[:-1], ceil(kernel[-1] / _RUN))
+        products = min(products, *(ceil(count / _RUN) * prod(counts) // count for count in counts))
+    return outs <= ROWS * _MOST_ROWS_HELD and products * anchor.parts * 4 <= MOST_REGISTER_STATIONARY
 
 
 def takes_single_positions(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:

@@ -26,7 +26,6 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, LibraryCall, Program
 from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.passes.anchored import CHANNELS, AnyAnchor, anchored, in_kernel, operator_of
-from fusepass.codegen.passes.chunks import in_places
 from fusepass.codegen.passes.depthwise import Depthwise, depthwise_of
 from fusepass.codegen.passes.few_columns import sums_of_rows
 from fusepass.codegen.passes.few_results import few_results_of, results_together
@@ -34,13 +33,12 @@ from fusepass.codegen.passes.geometry import geometry_of
 from fusepass.codegen.passes.halved import halved_of, lies_in_places
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.operands import Seconds, lay_out_operands
-from fusepass.codegen.passes.packing import pack_weights
+from fusepass.codegen.passes.packing import in_places, in_scaled_tiles, pack_weights
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.plain_product import plain_product_of
 from fusepass.codegen.passes.products import product_of, without_idle_views
 from fusepass.codegen.passes.rematerialisation import Rematerialise, never, rematerialise
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.scaled_tiles import in_scaled_tiles
 from fusepass.codegen.passes.windows import pool_phases, pool_windows
 
 Choice = Callable[[Program, Kernel], bool]

@@ -18,8 +18,7 @@ from fusepass.codegen.ir.product import PLACE, Filling, Operand, Product, Runs, 
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.passes.halved_kernel import Halved
 from fusepass.codegen.passes.halves import Layout, Scales, Unscaled, as_halves, channels_last, in_places
-from fusepass.codegen.passes.runs import runs_of
-from fusepass.codegen.passes.steps import Step, border_of, has_even_phases, planes_of, step_of
+from fusepass.codegen.passes.steps import Step, border_of, has_even_phases, planes_of, runs_of, step_of
 
 _VECTOR = 4  # float32 numbers that are read at once
 _MOST_ADDED = 1 / 8  # of the packed input

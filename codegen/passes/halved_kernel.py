@@ -16,8 +16,7 @@ from fusepass.codegen.passes.halves import Scales, Unscaled
 from fusepass.codegen.passes.padding import with_room
 from fusepass.codegen.passes.partials import Pieces, reduce_positions
 from fusepass.codegen.passes.rewrite import rewrite_kernel
-from fusepass.codegen.passes.runs import columns_of
-from fusepass.codegen.passes.steps import Step
+from fusepass.codegen.passes.steps import Step, columns_of
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ from fusepass.codegen.schedule_convolution.chunks import (
     TOGETHER,
     ChunkSchedule,
     are_neighbours,
+    begins_anywhere,
+    cost_of_few,
+    cost_of_many,
 )
-from fusepass.codegen.schedule_convolution.chunks_cost import begins_anywhere, cost_of_few, cost_of_many
 from fusepass.codegen.schedule_convolution.tiles import (
     MOST_ROWS,
     SECTOR,

@@ -2,9 +2,9 @@
 
 Positions are columns of products, output channels their rows: a warp multiplies 16 channels by 8 positions and 16 terms at a time
 (``mma.m16n8k16``), and its threads have sums of channels of their own at several positions. The block has a tile of the input in shared
-memory, with its border, and makes two words of each two numbers in their place, one with the halves of their high parts and one with those
-of their low parts. The two are neighbours along the last axis, or of two channels. A *pair* is what such a word meets at one place from a
-position, and 4 of them, one for each of the threads that share a position, are a *quarter* of a block's instruction: half of its terms.
+memory, with its border, and makes two words of each two numbers of two channels in their place, one with the halves of their high parts and
+one with those of their low parts. A *pair* is what such a word meets at one place from a position, and 4 of them, one for each of the threads
+that share a position, are a *quarter* of a block's instruction: half of its terms.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles
 
 LANES = 4  # threads that share a position: a quarter has a pair for each
+TOGETHER = 2  # groups of 8 positions that a warp multiplies at once
 _CHAIN = 5  # products in a row where accuracy is wanted: tensor cores round their sums towards zero
 
 
@@ -44,12 +45,9 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
         sizes: of the result, along its spatial axes.
-        reduces: whether nothing but what values reduce to is stored: then sums are laid out nowhere, unless they are computed by their
-            definition; these are where a tile was.
     """
 
     sizes: tuple[int, ...]
-    reduces: bool
 
     @property
     @abc.abstractmethod
@@ -84,7 +82,7 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
     @property
     def room_floats(self) -> int:
         """Room for states, and, beside a tile, for results that are laid out."""
-        return self.on.state_floats if self.reduces else self.on.staged_floats
+        return self.on.staged_floats
 
     @property
     def found_bytes(self) -> int:
@@ -97,17 +95,10 @@ class PairsSchedule(RegisterStationarySchedule):
     """The shape of one launch whose warps multiply by themselves; see `RegisterStationarySchedule`.
 
     Attributes:
-        along: whether the numbers of a word are neighbours along the last axis; else they are of two channels.
         quarters: what each half of a product's terms is multiplied with: a pair for each of `LANES` threads.
     """
 
-    along: bool
     quarters: tuple[tuple[Pair, ...], ...]
-
-    @property
-    def together(self) -> int:
-        """Groups of 8 positions that a warp multiplies at once: all that are neighbours along a row take the same words."""
-        return COLUMNS if self.along else COLUMNS // 2
 
     @property
     def steps(self) -> int:
@@ -125,16 +116,12 @@ class PairsSchedule(RegisterStationarySchedule):
 
     @property
     def tile_bytes(self) -> int:
-        planes = self.channels if self.along else ceil(self.channels / 2) * 2
-        return DType.F32.nbytes * planes * self.on.pitch
+        return DType.F32.nbytes * ceil(self.channels / 2) * 2 * self.on.pitch
 
     def __str__(self) -> str:
         iterations = f"{self.iterations} x " if self.iterations > 1 else ""
         channels = f"{iterations}{ROWS * self.rows} channels x {self.on} positions"
-        pairs = "neighbours" if self.along else "two channels"
-        return (
-            f"{self.blocks} blocks, {channels}, {self.steps} products of {pairs}, weights in registers, {self.products}"
-        )
+        return f"{self.blocks} blocks, {channels}, {self.steps} products of two channels, weights in registers, {self.products}"
 
 
 def held_registers(plan: RegisterStationarySchedule) -> int:

@@ -8,19 +8,18 @@ from dataclasses import replace
 from math import ceil, prod
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY, ROWS, Phase, pair_terms, pair_ways
+from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY, ROWS, Phase
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.schedule_convolution.chunks import makes_own_values
 from fusepass.codegen.schedule_convolution.register_stationary import (
     LANES,
+    TOGETHER,
     Pair,
     PairsSchedule,
     held_registers,
     place_in,
 )
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_convolution.sparse_search import sparse_cost, sparse_schedules
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule, sparse_cost, sparse_schedules
 from fusepass.codegen.schedule_convolution.tiles import (
     COLUMNS,
     GROUP,
@@ -74,30 +73,28 @@ def fits_held(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
 
 def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[PairsSchedule]:
     anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
-    channels, weight = program.buffer(anchor.source).shape[1], program.buffer(anchor.weight).shape
-    along = min(pair_ways(anchor), key=lambda way: pair_terms(channels, weight[2:], along=way))
+    channels = program.buffer(anchor.source).shape[1]
     (phase,) = phases_of(kernel, program)
-    quarters = _quarters(phase, channels, along)
+    quarters = _quarters(phase, channels)
     if _pattern_count(quarters) > _MOST_PATTERNS:
         return
-    reduces = makes_own_values(kernel) and not kernel.stores
     room = facts.shared_bytes_per_block // (DType.F32.nbytes * channels)  # elements of a tile
     reach = [high - low for low, high in border_of((phase,), len(phase.start))]
-    for tile in _tile_shapes(sizes[2:], COLUMNS * GROUP if along else GROUP):
+    for tile in _tile_shapes(sizes[2:]):
         if prod(size + more for size, more in zip(tile, reach, strict=True)) > room:
             continue
-        on = _laid_out(kernel, program, phase, tile, along, quarters)
+        on = _laid_out(kernel, program, phase, tile, quarters)
         for warps, rows in itertools.product(_BLOCK_WARPS, _rows(kernel)):
-            plan = _candidate(kernel, facts, on, quarters, along, warps, rows, channels, reduces)
+            plan = _candidate(kernel, facts, on, quarters, warps, rows, channels)
             if plan is not None:
                 yield plan
 
 
-def _tile_shapes(sizes: Sequence[int], group: int) -> Iterator[tuple[int, ...]]:
+def _tile_shapes(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Tiles that fit evenly along each axis, in whole sets of positions."""
     *outer, last = sizes
     cuts = [sorted({ceil(size / count) for count in _CUTS}) for size in outer]
-    widths = sorted({ceil(ceil(last / count) / group) * group for count in _CUTS})
+    widths = sorted({ceil(ceil(last / count) / GROUP) * GROUP for count in _CUTS})
     found = set()
     for tile in itertools.product(*cuts, widths):
         sets = [tile] if prod(tile) % (GROUP * COLUMNS) == 0 else _filled(tile)
@@ -127,20 +124,17 @@ def _laid_out(
     program: Program,
     phase: Phase,
     tile: tuple[int, ...],
-    along: bool,
     quarters: tuple[tuple[Pair, ...], ...],
 ) -> Tiles:
     """The tiles of a shape; rows of the input are so long that threads meet in few banks."""
     channels = program.buffer(anchor_of(kernel).source).shape[1]
     border = border_of((phase,), len(tile))
     plain = tiles_of(kernel, program, (phase,), border, tile, channels)
-    reach = border[-1][1] - border[-1][0] + 1
-    least = tile[-1] + border[-1][0] - plain.origin[-1] + (ceil(reach / 2) * 2 if along else reach - 1)
     found = []
-    for more in range(0, 32, 4) if prod(tile[:-1]) > 1 or along else (0,):
-        last = ceil(max(least, plain.extent[-1]) / 4) * 4 + more
+    for more in range(0, 32, 4) if prod(tile[:-1]) > 1 else (0,):
+        last = ceil(plain.extent[-1] / 4) * 4 + more
         on = replace(plain, extent=(*plain.extent[:-1], last))
-        on = replace(on, pitch=on.elements if along else on.elements + (4 - on.elements) % 8)
+        on = replace(on, pitch=on.elements + (4 - on.elements) % 8)
         met = sum(_wavefronts([place_in(on, pair) for pair in quarter]) for quarter in quarters[:_LOOKED_AT])
         # A row that is longer by 4 floats costs a part of what is fetched and made halves of.
         found.append((met / min(len(quarters), _LOOKED_AT) + more / 16, more, on))
@@ -163,27 +157,14 @@ def _wavefronts(places: Sequence[int]) -> int:
     return max(map(banks.count, set(banks)))
 
 
-def _quarters(phase: Phase, channels: int, along: bool) -> tuple[tuple[Pair, ...], ...]:
-    """All pairs. Neighbours in a quarter are those of rows at one distance, so that all threads find them at the same place of an access."""
-    quarters: list[list[Pair]] = []
-    if along:
-        rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for number, tap in enumerate(phase.taps):
-            rows.setdefault(tap.offset[:-1], []).append((tap.offset[-1], number))
-        runs = [(channel, outer, sorted(taps)) for channel in range(channels) for outer, taps in rows.items()]
-        for first, at in itertools.product(range(0, len(runs), LANES), range(0, len(runs[0][2]), 2)):
-            quarters.append([])
-            for channel, outer, taps in runs[first : first + LANES]:
-                offset, number = taps[at]
-                second = (taps[at + 1][1], channel) if at + 1 < len(taps) else None
-                quarters[-1].append(Pair(channel, (*outer, offset), (number, channel), second))
-    else:
-        pairs = []
-        for number, tap in enumerate(phase.taps):
-            for channel in range(0, channels, 2):
-                second = (number, channel + 1) if channel + 1 < channels else None
-                pairs.append(Pair(channel, tap.offset, (number, channel), second))
-        quarters = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
+def _quarters(phase: Phase, channels: int) -> tuple[tuple[Pair, ...], ...]:
+    """All pairs."""
+    pairs = []
+    for number, tap in enumerate(phase.taps):
+        for channel in range(0, channels, 2):
+            second = (number, channel + 1) if channel + 1 < channels else None
+            pairs.append(Pair(channel, tap.offset, (number, channel), second))
+    quarters = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
     whole: list[tuple[Pair, ...]] = []
     for quarter in [*quarters, *([[quarters[-1][0]]] if len(quarters) % 2 else [])]:
         real = quarter if len(whole) < len(quarters) else []
@@ -197,11 +178,9 @@ def _candidate(
     facts: DeviceFacts,
     on: Tiles,
     quarters: tuple[tuple[Pair, ...], ...],
-    along: bool,
     warps: int,
     rows: int,
     channels: int,
-    reduces: bool,
 ) -> PairsSchedule | None:
     sizes, anchor = [axis.size for axis in dimensions(kernel)], anchor_of(kernel)
     every = ceil(sizes[1] / (ROWS * rows))
@@ -209,14 +188,12 @@ def _candidate(
     on = replace(on, block_warps=warps, state_floats=state_floats(kernel, rows * iterations) * warps // WARPS)
     plan = PairsSchedule(
         on=on,
-        along=along,
         quarters=quarters,
         rows=rows,
         iterations=iterations,
         parts=anchor.parts,
         channels=channels,
         sizes=tuple(sizes[2:]),
-        reduces=reduces,
         channel_blocks=ceil(every / iterations),
     )
     fitting = _fitting_warps(plan)
@@ -228,18 +205,16 @@ def _candidate(
 def shared_bytes(plan: PairsSchedule) -> int:
     """Of a block. Weights lie in the place of a tile until threads have them, if they stay there."""
     weights = plan.kept_bytes
-    rooms = 4 * (plan.on.staged_floats - plan.room_floats)
-    tile = max(plan.tile_bytes, rooms, 0 if weights else plan.iteration_bytes)
+    tile = max(plan.tile_bytes, 0 if weights else plan.iteration_bytes)
     return weights + 4 * plan.room_floats + plan.found_bytes + tile
 
 
 def _fitting_warps(plan: PairsSchedule) -> int:
-    """Warps for which a multiprocessor has registers: for weights, sums of groups that are multiplied at once, or of 32 positions that are
-    stored, and those in the tensor core and words of the groups.
+    """Warps for which a multiprocessor has registers: for weights, sums of 32 positions, those in the tensor core, and words of the groups
+    that are multiplied at once.
     """
-    kept = plan.together if plan.reduces else COLUMNS
-    sums = 4 * plan.rows * (kept + plan.together * (2 if plan.parts > 1 else 1))
-    registers = held_registers(plan) + sums + plan.together * 4 * plan.parts + _BESIDE
+    sums = 4 * plan.rows * (COLUMNS + TOGETHER * (2 if plan.parts > 1 else 1))
+    registers = held_registers(plan) + sums + TOGETHER * 4 * plan.parts + _BESIDE
     return max((warps for warps, most in _MOST_REGISTERS.items() if registers <= most), default=0)
 
 
@@ -253,7 +228,7 @@ def _cost(plan: PairsSchedule, kernel: Kernel, program: Program, facts: DeviceFa
     rows = prod(inside[:-1]) * ceil(min(on.tile[-1], inside[-1]) / GROUP) / COLUMNS
     sets = ceil(rows / on.block_warps) * on.block_warps
     products = plan.steps * plan.rows * COLUMNS * (3 if plan.parts > 1 else 1)
-    multiplied, read = products * _PRODUCT / 4, plan.steps * plan.parts * (4 if plan.along else 8)
+    multiplied, read = products * _PRODUCT / 4, plan.steps * plan.parts * 8
     each = max(multiplied, read) + _BESIDE_READS * min(multiplied, read)
     each += GROUP * COLUMNS * ROWS * plan.rows * _RESULT
     packed = plan.channels * on.elements * (_PACKED + 4 * _FETCHED) * (1.0 if plan.resident == 1 else _HIDDEN)

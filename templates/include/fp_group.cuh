@@ -42,32 +42,40 @@ __device__ __forceinline__ void multiply_parts(
     if constexpr (Begin + 64 < N) multiply_parts<T, N, U, Begin + 64>(sums, high, low, b_high, b_low, slice);
 }
 
-// sums += a b over `count` slices of 8 places, with float32 accuracy: U slices are added inside of the tensor core, which rounds towards
-// zero, the rest outside. load(a, s) gets the numbers of slice s; the descriptors are of the weights' high and low parts in the first
-// slice, `slice` units of 16 bytes from one to the next.
-template <int U, int T, int Half, typename Load>
-__device__ __forceinline__ void multiply_slices_exactly(
-    float (&sums)[T][Half], int count, uint64_t b_high, uint64_t b_low, uint32_t slice, Load load)
-{
-    float a[U][T][4];
+// Multiplies `count` slices of 8 places, U at a time: load(a, s) gets the numbers of slice s, multiply(a, s) takes U slices from there on.
+template <int U, int T, typename Load, typename Multiply>
+__device__ __forceinline__ int over_slices(int count, const Load& load, const Multiply& multiply) {
+    float next[U][T][4];
     const auto load_from = [&](int s) {
         if (s + U > count) return;
 #pragma unroll
-        for (int u = 0; u < U; ++u) load(a[u], s + u);
+        for (int u = 0; u < U; ++u) load(next[u], s + u);
     };
     int s = 0;
     load_from(0);
 #pragma unroll 1
     for (; s + U <= count; s += U) {
+        float now[U][T][4];
+#pragma unroll
+        for (int i = 0; i < U * T * 4; ++i) now[i / (T * 4)][i / 4 % T][i % 4] = next[i / (T * 4)][i / 4 % T][i % 4];
+        load_from(s + U);
+        multiply(now, s);
+    }
+    return s;
+}
+
+// sums += a b over `count` slices, with float32 accuracy: U slices are added inside of the tensor core, which rounds towards zero, the rest
+// outside. The descriptors are of the weights' high and low parts in the first slice, `slice` units of 16 bytes from one to the next.
+template <int U, int T, int Half, typename Load>
+__device__ __forceinline__ void multiply_slices_exactly(
+    float (&sums)[T][Half], int count, uint64_t b_high, uint64_t b_low, uint32_t slice, Load load)
+{
+    const int s = over_slices<U, T>(count, load, [&](const float (&a)[U][T][4], int from) {
         float high[U][T][4], low[U][T][4];
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-#pragma unroll
-            for (int t = 0; t < T; ++t) split(a[u][t], high[u][t], low[u][t]);
-        }
-        load_from(s + U);
-        multiply_parts<T, Half * 2, U>(sums, high, low, b_high + s * slice, b_low + s * slice, slice);
-    }
+        for (int i = 0; i < U * T; ++i) split(a[i / T][i % T], high[i / T][i % T], low[i / T][i % T]);
+        multiply_parts<T, Half * 2, U>(sums, high, low, b_high + from * slice, b_low + from * slice, slice);
+    });
     if constexpr (U > 1) {
         multiply_slices_exactly<1>(
             sums, count - s, b_high + s * slice, b_low + s * slice, slice, [&](float (&rest)[T][4], int more) { load(rest, s + more); });
@@ -77,73 +85,27 @@ __device__ __forceinline__ void multiply_slices_exactly(
 // The same of numbers that were rounded to TF32 before, with one product for each, added in the tensor core.
 template <int U, int T, int Half, typename Load>
 __device__ __forceinline__ void multiply_slices_rounded(float (&sums)[T][Half], int count, uint64_t b, uint32_t slice, Load load) {
-    float a[U][T][4];
-    const auto load_from = [&](int s) {
-        if (s + U > count) return;
-#pragma unroll
-        for (int u = 0; u < U; ++u) load(a[u], s + u);
-    };
-    int s = 0;
-    load_from(0);
-#pragma unroll 1
-    for (; s + U <= count; s += U) {
-        float now[U][T][4];
-#pragma unroll
-        for (int i = 0; i < U * T * 4; ++i) now[i / (T * 4)][i / 4 % T][i % 4] = a[i / (T * 4)][i / 4 % T][i % 4];
-        load_from(s + U);
+    const int s = over_slices<U, T>(count, load, [&](const float (&a)[U][T][4], int from) {
         begin_products();
 #pragma unroll
         for (int u = 0; u < U; ++u) {
 #pragma unroll
-            for (int t = 0; t < T; ++t) multiply_group<Half * 2>(sums[t], now[u][t], b + (s + u) * slice, true);
+            for (int t = 0; t < T; ++t) multiply_group<Half * 2>(sums[t], a[u][t], b + (from + u) * slice, true);
         }
         end_products();
         await_products<0>();
 #pragma unroll
         for (int u = 0; u < U; ++u) {
 #pragma unroll
-            for (int t = 0; t < T; ++t) release(now[u][t]);
+            for (int t = 0; t < T; ++t) release(a[u][t]);
         }
-    }
+    });
     if constexpr (U > 1) {
-        multiply_slices_rounded<1>(
-            sums, count - s, b + s * slice, slice, [&](float (&rest)[T][4], int more) { load(rest, s + more); });
+        multiply_slices_rounded<1>(sums, count - s, b + s * slice, slice, [&](float (&rest)[T][4], int more) { load(rest, s + more); });
     }
 }
 
-template <int T, int Half>
-__device__ __forceinline__ void exchange(float (&first)[T][Half], float (&second)[T][Half]) {
-#pragma unroll
-    for (int i = 0; i < T * Half; ++i) {
-        const float kept = first[i / Half][i % Half];
-        first[i / Half][i % Half] = second[i / Half][i % Half];
-        second[i / Half][i % Half] = kept;
-    }
-}
-
-template <int T, int Half>
-__device__ __forceinline__ bool all_finite(const float (&sums)[T][Half]) {
-    float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
-#pragma unroll
-    for (int i = 0; i < T * Half; ++i) zeros[i % 4] = fma(sums[i / Half][i % Half], 0.0f, zeros[i % 4]);
-    return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
-}
-
-template <int T, int Half>
-__device__ __forceinline__ void begin_largest(float (&largest)[T][Half]) {
-#pragma unroll
-    for (int i = 0; i < T * Half; ++i) largest[i / Half][i % Half] = Limits<float>::lowest;
-}
-
-// As those of `fp_product.cuh`, for sums as they lie here.
-template <int T, int Half>
-__device__ __forceinline__ void pool_sums(float (&largest)[T][Half], const float (&sums)[T][Half]) {
-#pragma unroll
-    for (int i = 0; i < T * Half; ++i) {
-        largest[i / Half][i % Half] = maximum(largest[i / Half][i % Half], sums[i / Half][i % Half]);
-    }
-}
-
+// As that of `fp_product.cuh`, for sums as they lie here.
 template <int T, int Half>
 __device__ __forceinline__ void pool_sums(
     float (&largest)[T][Half], const float (&sums)[T][Half], const float* bias, int first, int channels)

@@ -37,41 +37,25 @@ __device__ __forceinline__ void halve(float first, float second, unsigned& high,
     low = two_halves(lows[0], lows[1]);
 }
 
-// Makes scaled halves of a tile of `Elements` numbers of each channel, channels `pitch` floats apart, in its place, four at a time. Where pairs
-// are neighbours `Along` rows, two words of high parts lie before two of low parts; else one lies in the plane of the first channel, the other
-// in that of the second one, which may be no channel's.
-template <bool Along, int Parts, int Threads, int Elements, int Channels>
+// Makes scaled halves of a tile of `Elements` numbers of each channel, channels `pitch` floats apart, in its place, four at a time: of two
+// channels the words of high parts lie in the plane of the first, those of low parts in that of the second one, which may be no channel's.
+template <int Parts, int Threads, int Elements, int Channels>
 __device__ __forceinline__ void halve_tile(float* tile, int pitch, const TileScale<Channels>& scale) {
     static_assert(Elements % 4 == 0);
     for (int i = threadIdx.x; i < Elements / 4; i += Threads) {
-        if constexpr (Along) {
 #pragma unroll
-            for (int c = 0; c < Channels; ++c) {
-                uint4* const at = reinterpret_cast<uint4*>(tile + c * pitch + i * 4);
-                float numbers[4];
-                memcpy(numbers, at, sizeof(numbers));
+        for (int c = 0; c < Channels; c += 2) {
+            uint4* const first = reinterpret_cast<uint4*>(tile + c * pitch + i * 4);
+            uint4* const second = reinterpret_cast<uint4*>(tile + (c + 1) * pitch + i * 4);
+            float numbers[2][4] = {};
+            memcpy(numbers[0], first, sizeof(numbers[0]));
+            if (c + 1 < Channels) memcpy(numbers[1], second, sizeof(numbers[1]));
+            const float other = c + 1 < Channels ? scale.factors[c + 1 < Channels ? c + 1 : 0] : 0.0f;
+            unsigned highs[4], lows[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) numbers[j] *= scale.factors[c];
-                uint4 words;
-                halve<Parts>(numbers[0], numbers[1], words.x, words.z);
-                halve<Parts>(numbers[2], numbers[3], words.y, words.w);
-                *at = words;
-            }
-        } else {
-#pragma unroll
-            for (int c = 0; c < Channels; c += 2) {
-                uint4* const first = reinterpret_cast<uint4*>(tile + c * pitch + i * 4);
-                uint4* const second = reinterpret_cast<uint4*>(tile + (c + 1) * pitch + i * 4);
-                float numbers[2][4] = {};
-                memcpy(numbers[0], first, sizeof(numbers[0]));
-                if (c + 1 < Channels) memcpy(numbers[1], second, sizeof(numbers[1]));
-                const float other = c + 1 < Channels ? scale.factors[c + 1 < Channels ? c + 1 : 0] : 0.0f;
-                unsigned highs[4], lows[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) halve<Parts>(numbers[0][j] * scale.factors[c], numbers[1][j] * other, highs[j], lows[j]);
-                *first = {highs[0], highs[1], highs[2], highs[3]};
-                if constexpr (Parts == 2) *second = {lows[0], lows[1], lows[2], lows[3]};
-            }
+            for (int j = 0; j < 4; ++j) halve<Parts>(numbers[0][j] * scale.factors[c], numbers[1][j] * other, highs[j], lows[j]);
+            *first = {highs[0], highs[1], highs[2], highs[3]};
+            if constexpr (Parts == 2) *second = {lows[0], lows[1], lows[2], lows[3]};
         }
     }
 }
@@ -94,7 +78,7 @@ struct HeldWeights {
 
 // How a warp finds its pairs: Quarters has for each half of a product its pattern and the place of its first pair, Apart how far the others
 // of each pattern lie from the first one, three numbers each.
-template <bool Along, int Pitch, typename Quarters, typename Apart>
+template <int Pitch, typename Quarters, typename Apart>
 struct HeldPairs {
     static constexpr int steps = Quarters::count / 4, patterns = Apart::count / 3;
     int mine[patterns];
@@ -107,42 +91,24 @@ struct HeldPairs {
         }
     }
 
-    static constexpr int together = Along ? 4 : 2;  // groups of 8 positions that are multiplied at once
+    static constexpr int together = 2;  // groups of 8 positions that are multiplied at once
 
-    // The words of these groups for a quarter; `places` are where they begin. Neighbours along rows are 32 positions of which a group has
-    // every fourth one, so that all take the same words of memory.
+    // The words of these groups for a quarter; `places` are where they begin.
     template <int Parts>
     __device__ __forceinline__ void load(uint32_t (&words)[together][Parts], const float* const (&places)[together], int quarter) const {
         const int column = threadIdx.x % 32 / 4, place = Quarters::at(quarter * 2 + 1), apart = mine[Quarters::at(quarter * 2)];
-        if constexpr (Along) {
-            const int begin = place % 4;
-            const float* const from = places[0] + apart + 4 * column + (place - begin);
-            unsigned near[Parts * 2], far[Parts * 2];
-            memcpy(near, __builtin_assume_aligned(from, Parts * 8), sizeof(near));
-            memcpy(far, __builtin_assume_aligned(from + 4, Parts * 8), sizeof(far));
 #pragma unroll
-            for (int p = 0; p < Parts; ++p) {
-                const unsigned all[5] = {near[p * 2], near[p * 2 + 1], far[p * 2], far[p * 2 + 1], 0};
-#pragma unroll
-                for (int group = 0; group < 4; ++group) {
-                    const int at = (begin + group) / 2;
-                    words[group][p] = (begin + group) % 2 ? all[at] >> 16 | all[at + 1] << 16 : all[at];
-                }
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < together * Parts; ++i) {
-                const float* const from = places[i / Parts] + apart + column + (place + i % Parts * Pitch);
-                words[i / Parts][i % Parts] = *reinterpret_cast<const unsigned*>(from);
-            }
+        for (int i = 0; i < together * Parts; ++i) {
+            const float* const from = places[i / Parts] + apart + column + (place + i % Parts * Pitch);
+            words[i / Parts][i % Parts] = *reinterpret_cast<const unsigned*>(from);
         }
     }
 
     // Sums of Rows times 16 channels for these groups, the first of which is number `group`. With two parts, products of a high and a low
     // part have sums of their own, and no more than Chain others are added in the tensor core.
-    template <int Chain, int Rows, int Groups, int Parts>
+    template <int Chain, int Rows, int Parts>
     __device__ __forceinline__ void multiply(
-        float (&sums)[Rows][Groups][4], int group, const HeldWeights<Rows, steps, Parts>& held, const float* const (&places)[together]) const
+        float (&sums)[Rows][4][4], int group, const HeldWeights<Rows, steps, Parts>& held, const float* const (&places)[together]) const
     {
         constexpr int count = Rows * together;
         float crossed[count][4] = {}, chained[count][4] = {};
@@ -184,8 +150,7 @@ struct HeldPairs {
 
     // The number, among the 32 positions of the warp, of that of a sum of this thread.
     static __device__ __forceinline__ int position(int group, int which) {
-        const int column = threadIdx.x % 4 * 2 + which;
-        return Along ? column * 4 + group : group * 8 + column;
+        return group * 8 + threadIdx.x % 4 * 2 + which;
     }
 
     // Lays 16 channels by 32 positions out in rows.
@@ -206,12 +171,11 @@ struct HeldPairs {
         stage<Pitched>(room, scaled);
     }
 
-    // Which of a thread's positions of each channel, in so many Groups, are in `inside`, which has a bit for each of the warp's.
-    template <int Groups>
+    // Which of a thread's positions of each channel are in `inside`, which has a bit for each of the warp's.
     static __device__ __forceinline__ unsigned own_positions(unsigned inside) {
         unsigned own = 0;
 #pragma unroll
-        for (int i = 0; i < Groups * 2; ++i) own |= (inside >> position(i / 2, i % 2) & 1) << i;
+        for (int i = 0; i < 8; ++i) own |= (inside >> position(i / 2, i % 2) & 1) << i;
         return own;
     }
 };
@@ -279,14 +243,13 @@ struct HeldStates<Moments<T>, Count> {
     }
 };
 
-// Adds values that took the place of sums of so many Groups of positions, of which `inside` has a bit where they are results.
-template <typename Pairs, bool Whole, typename States, int Rows, int Groups>
-__device__ __forceinline__ void push_held(States& states, const float (&sums)[Rows][Groups][4], unsigned inside) {
-    constexpr int each = Groups * 2;
-    float values[Rows * 2][each];
+// Adds values that took the place of sums, at positions of which `inside` has a bit where they are results.
+template <typename Pairs, bool Whole, typename States, int Rows>
+__device__ __forceinline__ void push_held(States& states, const float (&sums)[Rows][4][4], unsigned inside) {
+    float values[Rows * 2][8];
 #pragma unroll
-    for (int i = 0; i < Rows * 2 * each; ++i) values[i / each][i % each] = sums[i / each / 2][i % each / 2][i / each % 2 * 2 + i % 2];
-    states.template push<Whole>(values, Whole ? 0xffu : Pairs::template own_positions<Groups>(inside));
+    for (int i = 0; i < Rows * 16; ++i) values[i / 8][i % 8] = sums[i / 16][i % 8 / 2][i / 8 % 2 * 2 + i % 2];
+    states.template push<Whole>(values, Whole ? 0xffu : Pairs::own_positions(inside));
 }
 
 // Adds what the threads of a warp found to the warp's states of its channels; four threads have the same ones.

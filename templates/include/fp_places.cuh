@@ -126,42 +126,45 @@ __device__ __forceinline__ void sum_up_places(float (&sums)[2][Half], const int*
 }
 
 // Lays results of channels 16 m and on out in `room`, for the 32 positions of a warp: rows `Pitch` floats apart, the Pair phases of a
-// position side by side. A result is its sum times both factors of its channel, of which there are `channels`; the first of these 16 is
-// `channel`.
-template <int Pitch, int Pair, int Half>
-__device__ __forceinline__ void stage_places(
-    float* room, const float (&sums)[Pair][2][Half], int m, const float* factors, const float* more, int channel, int channels)
-{
+// position side by side. of_row(row) makes results of the sums of a channel, the `row`-th of these 16.
+template <int Pitch, int Pair, int Half, typename OfRow>
+__device__ __forceinline__ void stage_rows(float* room, const float (&sums)[Pair][2][Half], int m, const OfRow& of_row) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, at = channel + row < channels ? channel + row : channels - 1;
-        const float factor = factors[at], another = more[at];
+        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const auto result = of_row(row);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
             Vec<float, Pair> results;
 #pragma unroll
-            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i] * factor * another;
+            for (int p = 0; p < Pair; ++p) results[p] = result(sums[p][t][m * 8 + i]);
             *reinterpret_cast<Vec<float, Pair>*>(room + row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair) = results;
         }
     }
 }
 
-// The same for sums that are results, or values that took their place.
+// The same of sums times both factors of their channel, of which there are `channels`; the first of these 16 is `channel`.
+template <int Pitch, int Pair, int Half>
+__device__ __forceinline__ void stage_places(
+    float* room, const float (&sums)[Pair][2][Half], int m, const float* factors, const float* more, int channel, int channels)
+{
+    stage_rows<Pitch>(room, sums, m, [&](int row) {
+        const int at = channel + row < channels ? channel + row : channels - 1;
+        return [factor = factors[at], another = more[at]](float sum) { return sum * factor * another; };
+    });
+}
+
+// The same of sums times one factor for each of the channels from 16 m on.
+template <int Pitch, int Pair, int Half>
+__device__ __forceinline__ void stage_scaled(float* room, const float (&sums)[Pair][2][Half], int m, const float* factors) {
+    stage_rows<Pitch>(room, sums, m, [&](int row) { return [factor = factors[row]](float sum) { return sum * factor; }; });
+}
+
+// The same of sums that are results, or values that took their place.
 template <int Pitch, int Pair, int Half>
 __device__ __forceinline__ void stage_values(float* room, const float (&sums)[Pair][2][Half], int m) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float* const row = room + (i / 4 * 8 + lane % 4 * 2 + i % 2) * Pitch + (i / 2 % 2 * 16 + lane / 4) * Pair;
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-            Vec<float, Pair> results;
-#pragma unroll
-            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i];
-            *reinterpret_cast<Vec<float, Pair>*>(row + t * 8 * Pair) = results;
-        }
-    }
+    stage_rows<Pitch>(room, sums, m, [](int) { return [](float sum) { return sum; }; });
 }
 
 }  // namespace fp

@@ -116,15 +116,25 @@ __device__ __forceinline__ void multiply_rounded(float (&sums)[M][N][4], const f
     }
 }
 
-template <int P, int M, int N>
-__device__ __forceinline__ void exchange(float (&first)[P][M][N][4], float (&second)[P][M][N][4]) {
+// The i-th number of sums in any dimensions.
+__device__ __forceinline__ float& number_of(float& number, int) { return number; }
+__device__ __forceinline__ const float& number_of(const float& number, int) { return number; }
+template <typename Inner, int N>
+__device__ __forceinline__ auto& number_of(Inner (&sums)[N], int i) {
+    constexpr int each = sizeof(Inner) / sizeof(float);
+    return number_of(sums[i / each], i % each);
+}
+
+template <typename Sums>
+inline constexpr int numbers_in = sizeof(Sums) / sizeof(float);
+
+template <typename Sums>
+__device__ __forceinline__ void exchange(Sums& first, Sums& second) {
 #pragma unroll
-    for (int i = 0; i < P * M * N * 4; ++i) {
-        float& one = first[i / (M * N * 4)][i / (N * 4) % M][i / 4 % N][i % 4];
-        float& other = second[i / (M * N * 4)][i / (N * 4) % M][i / 4 % N][i % 4];
-        const float kept = one;
-        one = other;
-        other = kept;
+    for (int i = 0; i < numbers_in<Sums>; ++i) {
+        const float kept = number_of(first, i);
+        number_of(first, i) = number_of(second, i);
+        number_of(second, i) = kept;
     }
 }
 
@@ -143,34 +153,25 @@ __device__ __forceinline__ void take(float (&to)[N], const float* from) {
     }
 }
 
-template <int M, int N>
-__device__ __forceinline__ bool all_finite(const float (&sums)[M][N][4]) {
+template <typename Sums>
+__device__ __forceinline__ bool all_finite(const Sums& sums) {
     float zeros[4] = {};  // NaN where a sum is not finite; four, so that they do not wait for each other
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) zeros[i] = fma(sums[m][n][i], 0.0f, zeros[i]);
-        }
-    }
+    for (int i = 0; i < numbers_in<Sums>; ++i) zeros[i % 4] = fma(number_of(sums, i), 0.0f, zeros[i % 4]);
     return zeros[0] + zeros[1] + zeros[2] + zeros[3] == 0.0f;
 }
 
-template <int M, int N>
-__device__ __forceinline__ void begin_largest(float (&largest)[M][N][4]) {
+template <typename Sums>
+__device__ __forceinline__ void begin_largest(Sums& largest) {
 #pragma unroll
-    for (int i = 0; i < M * N * 4; ++i) largest[i / (N * 4)][i / 4 % N][i % 4] = Limits<float>::lowest;
+    for (int i = 0; i < numbers_in<Sums>; ++i) number_of(largest, i) = Limits<float>::lowest;
 }
 
 // Keeps the larger of what was found of other sums and these.
-template <int M, int N>
-__device__ __forceinline__ void pool_sums(float (&largest)[M][N][4], const float (&sums)[M][N][4]) {
+template <typename Sums>
+__device__ __forceinline__ void pool_sums(Sums& largest, const Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < M * N * 4; ++i) {
-        float& here = largest[i / (N * 4)][i / 4 % N][i % 4];
-        here = maximum(here, sums[i / (N * 4)][i / 4 % N][i % 4]);
-    }
+    for (int i = 0; i < numbers_in<Sums>; ++i) number_of(largest, i) = maximum(number_of(largest, i), number_of(sums, i));
 }
 
 // The same with a number added to each, which `bias` has for each of its `channels`; those of the sums begin at `first`.

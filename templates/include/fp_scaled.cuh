@@ -1,4 +1,4 @@
-// A tile of a convolution's float32 input becomes scaled halves in shared memory, by a power of two of its own; `codegen.passes.scaled_tiles`
+// A tile of a convolution's float32 input becomes scaled halves in shared memory, by a power of two of its own; `codegen.passes.packing`
 // says what scales are for. Goes behind fp_places.cuh.
 #pragma once
 
@@ -126,24 +126,6 @@ __device__ __forceinline__ void pack_place(
                 memcpy(&place, halves[p], sizeof(place));
                 *reinterpret_cast<uint4*>(to + (p * (Filled / 8) + k / 8) * layer) = place;
             }
-        }
-    }
-}
-
-// As `stage_places`, with one factor for each of the channels from 16 m on.
-template <int Pitch, int Pair, int Half>
-__device__ __forceinline__ void stage_scaled(float* room, const float (&sums)[Pair][2][Half], int m, const float* factors) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const float factor = factors[row];
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-            Vec<float, Pair> results;
-#pragma unroll
-            for (int p = 0; p < Pair; ++p) results[p] = sums[p][t][m * 8 + i] * factor;
-            *reinterpret_cast<Vec<float, Pair>*>(room + row * Pitch + (i / 2 % 2 * 16 + t * 8 + lane / 4) * Pair) = results;
         }
     }
 }

@@ -27,7 +27,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES, BINADES_BY_PARTS
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import BINADES, BINADES_BY_PARTS
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule, padded_places, warps_of_a_run
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS, anchor_of

@@ -17,7 +17,7 @@ from fusepass.codegen.ir.convolution import MOST_REGISTER_STATIONARY
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import BINADES
 from fusepass.codegen.schedule_convolution import register_stationary_search
 from fusepass.codegen.schedule_convolution.register_stationary import held_registers
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, STEP_RUNS, Run, SparseSchedule
@@ -36,6 +36,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 
 SPARSE = {
     **HELD,
+    "four taps": Case((2, 3, 6, 9, 10), 16, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
     "many rows": Case((2, 3, 9, 15, 35), 20, (4, 4, 4), (1, 1, 1), (0, 0, 0), (1, 1, 1)),
     "eight numbers of a tap": Case((1, 1, 20, 40), 3, (2, 4), (1, 1), (0, 3), (1, 1)),
     "five rows, dilated": Case((1, 2, 25, 40), 5, (5, 3), (1, 1), (2, 1), (2, 1)),
@@ -104,7 +105,7 @@ def test_any_geometry(
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["many rows", "neighbours, padded"])
+@pytest.mark.parametrize("name", ["many rows", "padded"])
 def test_what_is_not_finite_is_computed_by_its_definition(name: str) -> None:
     """Results take the place of halves then, and of those behind them that are multiplied by zero."""
     program = pooled(SPARSE[name])
@@ -135,7 +136,7 @@ def test_channels_of_other_sizes_cost_no_digits() -> None:
 @pytest.mark.parametrize("precision", Precision)
 def test_a_channel_that_is_far_smaller_than_another_keeps_its_digits(precision: Precision) -> None:
     """As those of TF32 or float32 numbers, and as plain arithmetic behind the bound."""
-    case = SPARSE["neighbours"]
+    case = SPARSE["four taps"]
     program = pooled(case, precision)
     assert laid_out(program).channels > 1
     source, exactly = render(program, SMALL), pooled(case)

@@ -9,8 +9,7 @@ from typing import Any
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda.contraction.convolution.families import CONVOLUTIONS
-from fusepass.codegen.render.cuda.contraction.product.family import PRODUCT
+from fusepass.codegen.render.cuda.contraction.families import CONVOLUTIONS, PRODUCT
 from fusepass.codegen.render.cuda.family import Family, Plan, registered
 from fusepass.codegen.render.cuda.walk.families import WALKS
 from fusepass.errors import ScheduleError

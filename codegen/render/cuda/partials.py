@@ -21,6 +21,7 @@ from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_cou
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
+from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
@@ -291,7 +292,7 @@ class PositionStates(PartialStores):
         c = self.c
         on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
         place = on.block_warps * ROWS * on.staged_pitch
-        if isinstance(self.plan, RegisterStationarySchedule) and self.plan.reduces:  # rooms are where the tile is
+        if isinstance(self.plan, SparseSchedule):  # rooms are where the tile is
             place = -(self.plan.room_floats + self.plan.found_bytes // 4)
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):

@@ -12,10 +12,9 @@ from fusepass.codegen.ir.along import reduced_along
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult, largest, walk
-from fusepass.codegen.render.cuda.contraction.convolution.neighbours import store_neighbours
-from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter
-from fusepass.codegen.render.cuda.contraction.loop import Loop
-from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import TileWriter
+from fusepass.codegen.render.cuda.contraction.convolution.vectors import store_neighbours
+from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import bare, block, braces
 from fusepass.codegen.schedule_convolution.tiles import dimensions
@@ -27,7 +26,7 @@ _SHARE = "fp::Share<1>"
 class Along:
     """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``room``."""
 
-    def __init__(self, writer: PositionWriter, group: str, covered: int) -> None:
+    def __init__(self, writer: TileWriter, group: str, covered: int) -> None:
         """The first 8 of a warp's positions are the `group`-th ones of the tile; blocks work on `covered` channels.
 
         Raises:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 
-from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, halves_of_place
+from fusepass.codegen.ir.convolution import HALVES, ROWS, few_halves, halves_of_place
+from fusepass.codegen.ir.dtype import DType, Precision
+from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.chunk_products import ProductsWriter
-from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
-from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
-from fusepass.codegen.render.cuda.contraction.convolution.pairs import pairs_of_warps, shared_pitch, takes_pairs
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, plus, quotient, remainder, table
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL
-from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
+from fusepass.codegen.render.cuda.contraction.convolution.results import repair
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
+    Sums,
+    coordinates,
+    dot,
+    table,
+)
+from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs_of_warps, shared_pitch, takes_pairs
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL
+from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.spelling import C_TYPES, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
+    LONGEST_CHAIN,
     TOGETHER,
     ChunkSchedule,
     has_own_values,
@@ -29,9 +36,12 @@ from fusepass.codegen.schedule_convolution.chunks import (
 )
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS
 
+_CHAIN = 4  # products that are begun at once
+_MOST_AT_ONCE = 64  # whose descriptors are written out
 
-class ChunkWriter(ProductsWriter):
-    """Lines of such a kernel whose halves are fetched as they are packed in memory."""
+
+class ChunkWriter(PersistentWriter, abc.ABC):
+    """Lines of such a kernel; `chunk_tiles` has those of how tiles come."""
 
     def __init__(self, kernel: Kernel, plan: ChunkSchedule, place: Place) -> None:
         super().__init__(kernel, plan, place)
@@ -63,10 +73,6 @@ class ChunkWriter(ProductsWriter):
             sums=f"{c.sums}[0]",
             staging=f"fp::stage_values<{self._room[1]}>({self._room[0]}, {c.sums}, {self.rows});",
         )
-
-    def write(self) -> Text:
-        plan = self.plan
-        return self.text(plan.buffers, ["fp::publish_to_products();"], self._sets(), "unsigned char*", plan.teams)
 
     # ---- tables
 
@@ -123,14 +129,9 @@ class ChunkWriter(ProductsWriter):
                 for number, origin in enumerate(self._origins):
                     yield f"const int {c.named(origin)} = {self.origins_name}[{c.part} * {len(self.axes)} + {number}];"
 
+    @abc.abstractmethod
     def _tile_pointers(self) -> Iterable[str]:
         """Where tiles of the input lie."""
-        c = self.c
-        plan = self.plan
-        own = f" + {c.team} * {plan.buffers * plan.tile_bytes}" if plan.teams > 1 else ""
-        yield f"unsigned char* {c.tile} = {c.pool} + {plan.weight_bytes + 4 * self.on.staged_floats}{own};"
-        if plan.buffers == 2:
-            yield f"unsigned char* {c.next} = {c.tile} + {plan.tile_bytes};"
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as tensor cores take them: 8 columns x 8 halves side by side; see `tile_descriptor`."""
@@ -189,48 +190,61 @@ class ChunkWriter(ProductsWriter):
             *block(f"for (int {c.turn} = 0; {c.turn} < {self.plan.iterations}; ++{c.turn})", lines),
         ]
 
-    def _fetch_tile(self) -> Iterable[str]:
-        """How the input below a tile is fetched, for all layers."""
-        c = self.c
-        plan, on = self.plan, self.on
-        assert isinstance(self.halves, ScaledHalves)
-        source = self.program.buffer(self.halves.source)
-        lines, conditions, index = list[str](), [], [f"{c.sample} * {source.strides[0]}"]
-        rest = c.element if plan.layers > 1 else c.i
-        for number in reversed(range(len(self.axes))):
-            axis, extent, tile = self.axes[number], on.extent[number], on.steps[number]
-            here = remainder(rest, extent) if number else rest
-            if number == len(self.axes) - 1 and extent != plan.run and not plan.neighbours:
-                lines.append(f"const unsigned {c.along} = {here};")
-                here = f"{c.along} - {c.along} / {plan.run} * {plan.run - BLOCK}"
-            origin = f" + {c.named(self._origins[number])}" if plan.origins_vary else plus(on.origin[number])
-            first = f"{self.tile_at[number]} * {tile}{origin}"
-            lines.append(f"const {self.index_type} {axis} = {first} + int({here});")
-            conditions.append(f"{axis} >= 0 && {axis} < {self.source.shape[2 + number]}")
-            index.append(f"{axis} * {source.strides[1 + number]}")
-            rest = quotient(rest, extent)
-        lines += [
-            f"const bool {c.real} = {' && '.join(conditions)};",
-            f"const {C_TYPES[source.dtype]}* const {c.from_} = {self.pointers[source.name]} + ({c.real} ? {' + '.join(index)} : 0);",
-        ]
-        to, layer = f"{c.to} + {c.i} * {2 * HALVES}", ""
-        if plan.layers > 1:  # those of a position are neighbours in memory
-            lines.insert(0, f"const unsigned {c.element} = {c.i} / {plan.layers}, {c.layer} = {c.i} % {plan.layers};")
-            to = f"{c.to} + ({c.layer} * {plan.layer_places} + {c.element}) * {2 * HALVES}"
-            layer = f" + {c.layer} * {HALVES}"
-        lines.append(f"fp::begin_copy_bytes<{2 * HALVES}>({to}, {c.from_}{layer}, {c.real} ? {2 * HALVES} : 0);")
-        copies = plan.layers * on.elements
-        # without signs, quotients by known numbers take fewer instructions
-        thread = "threadIdx.x % 128" if plan.teams > 1 else "threadIdx.x"
-        loop = block(f"for (unsigned {c.i} = {thread}; {c.i} < {copies}; {c.i} += {plan.threads // plan.teams})", lines)
-        yield "// begins to fetch the input below a tile, zeros where there is none"
-        yield from block(
-            f"const auto {c.fetch} = [&](int {c.number}, unsigned char* {c.to})",
-            [*self.tile_place(), *loop],
-            "};",
-        )
-
     # ---- products
+
+    def block_place(self) -> str:
+        """Where the places of ``block``, a block of positions, begin in a tile."""
+        plan, on = self.plan, self.on
+        row = on.tile[-1] // BLOCK
+        if plan.neighbours:
+            axes = [*zip(on.tile[:-1], contiguous_strides(on.extent)[:-1], strict=True), (row, BLOCK)]
+        else:  # in a plane, they are equally far from each other
+            axes = [(prod(on.tile[:-2]), prod(on.extent[-2:])), (row * prod(on.tile[-2:-1]), plan.run)]
+        axes = [(size, stride) for size, stride in axes if size > 1]
+        sizes, strides = zip(*axes, strict=True) if axes else ((), ())
+        return " + ".join(map("{} * {}".format, coordinates(self.c.block, sizes), strides)) or "0"
+
+    @property
+    def chains(self) -> tuple[int, int]:
+        """Products that may be added in the tensor core with any others, and those of which no more than `LONGEST_CHAIN` may in a row; of the largest phase."""
+        crossed = max(map(self.plan.crossed, self.on.phases))
+        limited = max(self.plan.slices) - crossed if self.anchor.precision is Precision.FLOAT32 else 0
+        return max(self.plan.slices) - limited, limited
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the products of a chain are written out, those of few channels."""
+        plan, exact = self.plan, self.anchor.precision is Precision.FLOAT32
+        few = few_halves(plan.channels, self.anchor.step) and plan.slices[0] <= _MOST_AT_ONCE
+        return few and len(self.on.phases) == 1 and plan.by_parts is exact
+
+    def sum_up(self) -> list[str]:
+        """The products of one phase."""
+        c = self.c
+        # Both bounds come from memory: of loops whose counts it knows, the compiler begins too many products at once.
+        plan, (free, limited) = self.plan, self.chains
+        phase = f"{c.phase} + {self.phase}" if len(self.on.phases) > 1 else str(self.phase)
+        at, each = (f"({phase}) * 2", 2) if plan.by_parts else (phase, 1)
+        bounds = [f"{self.steps_name}[{at}{f' + {number}' if number else ''}]" for number in range(each + 1)]
+        chain = ceil(limited / ceil(limited / LONGEST_CHAIN)) if limited else _CHAIN
+        half = C_TYPES[self.source.dtype if self.source.dtype.is_half else DType.F16]
+        call = f"fp::add_places{('_by_parts' if plan.by_parts else '_exactly') if limited else ''}<{half}, {chain}>"
+        if self.at_once:
+            call, bounds = f"fp::sum_up_places<{half}, {chain}, {free}, {limited}>", []
+        given = ", ".join((f"{c.sums}[{self.phase}]", self.places_name, *bounds, *self.descriptors()))
+        return [f"{call}({given});"]
+
+    def descriptors(self) -> tuple[str, str, str]:
+        """Of inputs and weights, and how far the weights of a product are from those of the next one."""
+        c = self.c
+        plan = self.plan
+        unit = plan.columns * 2
+        weights = f"fp::tile_descriptor({c.weights}, 128, 256)"
+        if plan.phase_blocks > 1:
+            weights += f" - {c.first_product} * {unit}"
+        if plan.iterations > 1:
+            weights += f" + {c.turn} * {plan.iteration_bytes // 16}"
+        return c.inputs, weights, str(unit)
 
     def _sets(self) -> list[str]:
         c = self.c
@@ -306,28 +320,6 @@ class ChunkWriter(ProductsWriter):
             return c.room, self.on.staged_pitch
         return f"{c.shared} + {c.warp} % {self.together} * {COLUMNS * 8}", shared_pitch(self.together)
 
+    @abc.abstractmethod
     def _staging(self, *, shared: bool = False) -> str:
         """Lays the sums of the ``m``-th 16 channels out as results, in a room that is `shared` or the warp's; see `Sums`."""
-        c = self.c
-        assert isinstance(self.halves, ScaledHalves)
-        room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
-        if not self.halves.scales:
-            return f"fp::stage_values<{pitch}>({room}, {c.sums}, {self.rows});"
-        factors = ", ".join(f"{self.pointers[name]} + {c.sample} * {self.sizes[1]}" for name in self.halves.scales)
-        channels = f"{self.first_channel} + {self.rows} * {ROWS}, {self.sizes[1]}"
-        return f"fp::stage_places<{pitch}>({room}, {c.sums}, {self.rows}, {factors}, {channels});"
-
-    def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
-        c = self.c
-        assert isinstance(self.halves, ScaledHalves)
-        if not self.halves.scales:
-            return [], c.sum
-        last = self.sizes[1] - 1
-        first, second = (
-            f"({self.pointers[name]} + {c.sample} * {self.sizes[1]})[{c.at}]" for name in self.halves.scales
-        )
-        return [
-            f"const int {c.at} = fp::least({c.channel}, {last});",
-            f"const float {c.factor} = {first}, {c.another} = {second};",
-        ], f"{c.sum} * {c.factor} * {c.another}"

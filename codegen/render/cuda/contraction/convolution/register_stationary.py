@@ -5,24 +5,30 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Generic, TypeVar
 
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
-from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held, OwnValues
-from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.scaled import BINADES, keep_exponents
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL
-from fusepass.codegen.render.cuda.family import Place
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import (
+    BINADES,
+    is_broken,
+    kept_scales,
+    of_iteration,
+    scaled_sum,
+    tile_scale,
+)
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
+from fusepass.codegen.render.cuda.contraction.convolution.results import repair
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, plus, table
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL
+from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.spelling import block, braces, either
 from fusepass.codegen.schedule_convolution.chunks import makes_own_values
-from fusepass.codegen.schedule_convolution.register_stationary import LANES, PairsSchedule
+from fusepass.codegen.schedule_convolution.register_stationary import LANES, TOGETHER, PairsSchedule, pattern_of
 from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
 S = TypeVar("S", PairsSchedule, SparseSchedule)
 
@@ -96,13 +102,7 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
         blocks = plan.channel_blocks
         first = f"int(blockIdx.x) % {blocks} * {plan.block_channels}" if blocks > 1 else "0"
         yield f"const int {c.first_channel} = {first};"
-        count = plan.block_channels
-        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
-        yield f"float* const {c.factors} = reinterpret_cast<float*>({c.pool} + {kept + rooms});"
-        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
-        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {plan.channels * plan.largest_parts});"
-        outs = self.pointers[self.halves.channels], self.pointers[self.halves.outs]
-        yield from keep_exponents(c, plan.threads, *outs, plan.channels, count, self.sizes[1])
+        yield from kept_scales(self, plan, f"reinterpret_cast<float*>({c.pool} + {kept + rooms})")
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as `multiply_tile` takes them; where there are no iterations, threads have them before the first tile comes."""
@@ -137,16 +137,7 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
 
     def _pack(self) -> list[str]:
         """Makes halves of what was fetched."""
-        c = self.c
-        plan, on = self.plan, self.on
-        channels, threads = plan.channels, plan.threads
-        return [
-            f"fp::find_largest<{channels}, {on.block_warps}, {on.elements}, 4>({c.largest}, {c.tile}, {on.pitch});",
-            "__syncthreads();",
-            f"const fp::TileScale<{channels}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {BINADES});",
-            f"fp::leave_factors<{threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {channels}, {plan.block_channels});",
-            *self._halved(),
-        ]
+        return [*tile_scale(self, self.plan, 4, BINADES), *self._halved()]
 
     def _computed(self) -> list[str]:
         """The same of results that are computed by their definition."""
@@ -168,13 +159,123 @@ class RegisterStationaryWriter(PersistentWriter, abc.ABC, Generic[S]):
     def _sums(self) -> Sums:
         c = self.c
         plan = self.plan
-        iteration = f"{c.turn} * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
+        iteration = of_iteration(self, plan)
         staging = f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}], {c.factors} + {iteration}{self.rows} * {ROWS});"
         pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
         return Sums(staging, self.rows, plan.covered, f"{c.set} * {COLUMNS}", tuple(repair(self)), pragma)
 
     def factors(self) -> tuple[list[str], str]:
-        """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
+        return scaled_sum(self, self.plan)
+
+
+class PairsWriter(RegisterStationaryWriter[PairsSchedule]):
+    """Lines of a kernel whose warps multiply by themselves; see `schedule_convolution.register_stationary`."""
+
+    def __init__(self, kernel: Kernel, plan: PairsSchedule, place: Place) -> None:
+        self.pairs_name = place.names.exact(f"{kernel.name}_pairs")
+        super().__init__(kernel, plan, place)
+        if plan.iterations > 1:
+            self.first_channel = self.c.turn_channel
+
+    def _held(self) -> Held:
+        """A thread has two of 16 channels, of 8 positions."""
         c = self.c
-        iteration = f"{c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
-        return [f"const float {c.factor} = {c.factors}[{iteration}{c.row}];"], f"{c.sum} * {c.factor}"
+        return Held(
+            channels=2 * self.plan.rows,
+            positions=8,
+            row=lambda k: f"{k} / 2 * 16 + {k} % 2 * 8 + {c.lane} / 4",
+            at=lambda k, t: f"{c.sums}[{k} / 2][{t} / 2][{k} % 2 * 2 + {t} % 2]",
+            states="fp::HeldStates",
+            push=lambda whole: f"fp::push_held<{self.pairs_name}, {whole}>",
+            leave="fp::leave_held",
+            sums=c.sums,
+            staging=f"{c.pairs}.stage<{self.on.staged_pitch}>({c.room}, {c.sums}[{self.rows}]);",
+        )
+
+    def write(self) -> Text:
+        return self.text(1, ["__syncthreads();", *self._pack()], self._in_iterations(self._sets()), "float*")
+
+    def _tables(self) -> Iterable[str]:
+        plan = self.plan
+        yield from self._weights_table((pair.first, pair.second) for pair in itertools.chain(*plan.quarters))
+        patterns = list(dict.fromkeys(map(pattern_of, plan.places)))
+        listed = [(patterns.index(pattern_of(places)), places[0]) for places in plan.places]
+        quarters = ", ".join(str(number) for each in listed for number in each)
+        apart = ", ".join(str(number) for pattern in patterns for number in pattern[1:])
+        yield "// Where pairs lie in a tile, a quarter of 16 terms x 8 positions after another; how far those of a quarter lie apart."
+        yield f"using {self.pairs_name} = fp::HeldPairs<{self.on.pitch}, fp::Listed<{quarters}>, fp::Listed<{apart}>>;"
+
+    # ---- what a block fetches
+
+    def _memory(self, first: int, kept: int) -> Iterable[str]:
+        c = self.c
+        yield f"float* const {c.room} = reinterpret_cast<float*>({c.pool} + {kept}) + {c.warp} * {ROWS * self.on.staged_pitch};"
+        yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {first});"
+        weights = c.pool if kept else f"reinterpret_cast<unsigned char*>({c.tile})"
+        yield f"unsigned char* const {c.weights} = {weights};"
+
+    def _fetch_weights(self) -> Iterable[str]:
+        yield from super()._fetch_weights()
+        yield f"const {self.pairs_name} {self.c.pairs};"
+
+    @property
+    def _row_of_word(self) -> str:
+        return f"{self.c.i} / {128 * self.plan.parts * self.plan.steps} * {ROWS} + "
+
+    @property
+    def _step_of_word(self) -> str:
+        return f"{self.c.i} / {128 * self.plan.parts} % {self.plan.steps}"
+
+    def _halved(self) -> Iterable[str]:
+        """In the place of the tile."""
+        c = self.c
+        plan, on = self.plan, self.on
+        yield f"fp::halve_tile<{plan.parts}, {plan.threads}, {on.elements}>({c.tile}, {on.pitch}, {c.scale});"
+
+    def _in_iterations(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for the channels of each iteration."""
+        c = self.c
+        plan = self.plan
+        broken = is_broken(self, plan)
+        if plan.iterations == 1:
+            return [broken, *lines]
+        own = [
+            f"const int {c.turn_channel} = {c.first_channel} + {c.turn} * {ROWS * plan.rows};",
+            f"{c.held}.load({c.weights} + {c.turn} * {plan.iteration_bytes});",
+            *lines,
+        ]
+        return [
+            broken,
+            "#pragma unroll 1",
+            *block(f"for (int {c.turn} = 0; {c.turn} < {plan.iterations}; ++{c.turn})", own),
+        ]
+
+    # ---- products
+
+    def _sets(self) -> list[str]:
+        """Each warp works on 32 positions after another, four groups of 8."""
+        c = self.c
+        plan, on = self.plan, self.on
+        lines = [f"float {c.sums}[{plan.rows}][{COLUMNS}][4];"]
+        for group in range(0, COLUMNS, TOGETHER):
+            lines += self._products(f"{c.set} * {COLUMNS}{plus(group)}", group)
+        lines += self._results()
+        if on.tile[-1] % (COLUMNS * GROUP) == 0:
+            lines = [*self._skipped(self.group_coordinates(f"({c.set} * {COLUMNS})")), *lines]
+        head = f"for (int {c.set} = {c.warp}; {c.set} < {plan.sets}; {c.set} += {on.block_warps})"
+        lines = ["#pragma unroll 1", *block(head, lines)]
+        return [*self._own.begin(), *lines, *self._own.end()] if self._own else lines
+
+    def _products(self, group: str, at: int) -> list[str]:
+        """Those of groups of positions that are multiplied at once, the sums of which are the `at`-th ones."""
+        c = self.c
+        places = ", ".join(f"{c.tile} + ({self.group_place(f'({group}{plus(more)})')})" for more in range(TOGETHER))
+        call = f"{c.pairs}.multiply<{self.plan.chain}>({c.sums}, {at}, {c.held}, {c.places});"
+        return braces([f"const float* const {c.places}[{TOGETHER}] = {{{places}}};", call])
+
+    def _results(self) -> Iterable[str]:
+        sums = self._sums()
+        if self._own is None:
+            yield from self.epilogue(sums)
+            return
+        yield from either(self.c.broken, self._computed(), self._own.use(replace(sums, unroll=UNROLL)))

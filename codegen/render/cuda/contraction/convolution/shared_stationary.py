@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.definition import repair
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
-from fusepass.codegen.render.cuda.contraction.convolution.positions import Sums
-from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import dot, table
-from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, repair
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, table
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import as_float, block
 from fusepass.codegen.schedule_convolution.shared_stationary import (

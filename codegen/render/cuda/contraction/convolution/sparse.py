@@ -9,9 +9,10 @@ from math import prod
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.own_values import Held
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import is_broken
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held
 from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import quotient, remainder
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import coordinates
 from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import block, either
 from fusepass.codegen.schedule_convolution.sparse import NEIGHBOURS, PLACE_BYTES, SET_POSITIONS, Run, SparseSchedule
@@ -41,9 +42,7 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         )
 
     def write(self) -> Text:
-        c = self.c
-        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
-        return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
+        return self.text(1, self._pack(), self._sets(), "float*", behind=[is_broken(self, self.plan)])
 
     def _tables(self) -> Iterable[str]:
         plan = self.plan
@@ -142,14 +141,10 @@ class SparseWriter(RegisterStationaryWriter[SparseSchedule]):
         c = self.c
         plan, on = self.plan, self.on
         strides = [stride * plan.places.width for stride in contiguous_strides(on.extent[:-1])]
-        rest, places = c.set, []
-        units = self._units
-        for number in reversed(range(len(on.tile))):
-            count, unit = plan.shape[number], units[number]
-            here = remainder(rest, count) if number else rest
-            rest = quotient(rest, count)
+        places, units = [], self._units
+        for number, here in reversed([*enumerate(coordinates(c.set, plan.shape))]):
             at = self._at(number)
-            yield f"const int {at} = {here} * {unit};"
+            yield f"const int {at} = {here} * {units[number]};"
             stride = strides[number] if number + 1 < len(on.tile) else 1
             places.append(f"{at} * {stride}" if number + 1 < len(on.tile) else f"{at} / {NEIGHBOURS}")
         yield f"const int {c.place} = {' + '.join(places)};"

@@ -1,20 +1,32 @@
-"""What writers of CUDA kernels with a convolution know of its tiles: where they lie, and how the input below them comes."""
+"""What writers of CUDA kernels with a convolution know of its tiles: where they lie, how the input below them comes, and at which positions of
+the result a thread stands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
+from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.loop import UNROLL, Loop
+from fusepass.codegen.render.cuda.contraction.loops import UNROLL, Loop
 from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, Locals, bare, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
-from fusepass.codegen.schedule_convolution.tiles import GROUP, anchor_of, dimensions, in_channels, out_channels
+from fusepass.codegen.schedule_convolution.tiles import (
+    GROUP,
+    SECTOR,
+    Tiles,
+    anchor_of,
+    dimensions,
+    in_channels,
+    out_channels,
+)
 
 _LETTERS = "zyx"
 
@@ -92,12 +104,10 @@ class TileWriter:
 
     def tile_place(self) -> Iterable[str]:
         """Which tile of which sample has number ``number``."""
-        c = self.c
-        rest = c.number
-        for at, count in reversed(list(zip(self.tile_at, self.on.tiles, strict=True))):
-            yield f"const int {at} = {remainder(rest, count)};"
-            rest = quotient(rest, count)
-        yield f"const {self.index_type} {c.sample} = {rest};"
+        sample, *places = coordinates(self.c.number, (self.source.shape[0], *self.on.tiles))
+        for at, place in reversed([*zip(self.tile_at, places, strict=True)]):
+            yield f"const int {at} = {place};"
+        yield f"const {self.index_type} {self.c.sample} = {sample};"
 
     def input_place(self, element: str) -> tuple[list[str], str, str]:
         """Where an element of a tile's input lies, or the first of as many as a copy brings: the lines that say so, the condition
@@ -105,20 +115,18 @@ class TileWriter:
         """
         c = self.c
         shape, strides = self.source.shape, self.source.strides
-        lines, conditions, index, rest = [], [], [f"{c.sample} * {strides[0]}"], element
+        lines, conditions, index = [], [], [f"{c.sample} * {strides[0]}"]
         if self.anchor.groups > 1:
             index.append(f"{self.index_type}({c.group}) * {self.ins * strides[1]}")
-        for number in reversed(range(len(self.axes))):
-            axis, extent, size = self.axes[number], self.input.extent[number], shape[2 + number]
-            step, first = self.input.steps[number] * self.anchor.step[number], self.input.origin[number]
+        *outer, along = self.input.extent
+        for number, here in reversed([*enumerate(coordinates(element, (*outer, along // self.input.vector)))]):
+            axis, size, first = self.axes[number], shape[2 + number], self.input.origin[number]
+            step = self.input.steps[number] * self.anchor.step[number]
             each = self.input.vector if number == len(self.axes) - 1 else 1
-            extent //= each
-            here = remainder(rest, extent) if number else rest
             here = here if each == 1 or here == "0" else f"{here} * {each}"
             lines.append(f"const {self.index_type} {axis} = {self.tile_at[number]} * {step} + {here}{plus(first)};")
             conditions.append(f"{axis} >= 0 && {axis} < {size}")
             index.append(f"{axis} * {strides[2 + number]}")
-            rest = quotient(rest, extent)
         return lines, " && ".join(conditions), " + ".join(index)
 
     def copy_input(self, to: str, source: str, real: str) -> str:
@@ -163,13 +171,8 @@ class TileWriter:
 
     def group_coordinates(self, group: str) -> list[str]:
         """Where a group of 8 positions lies in the tile, per axis and in positions."""
-        shape = (*self.on.tile[:-1], self.on.tile[-1] // GROUP)
-        found, rest = [], group
-        for number in reversed(range(len(shape))):
-            here = remainder(rest, shape[number]) if number else rest
-            found.append(f"{here} * {GROUP}" if number == len(shape) - 1 and here != "0" else here)
-            rest = quotient(rest, shape[number])
-        return found[::-1]
+        *outer, last = coordinates(group, (*self.on.tile[:-1], self.on.tile[-1] // GROUP))
+        return [*outer, last if last == "0" else f"{last} * {GROUP}"]
 
     def group_place(self, group: str) -> str:
         """Where the first position of a group lies in the tile of the input."""
@@ -180,6 +183,39 @@ class TileWriter:
             if at != "0"
         ]
         return " + ".join(parts) or "0"
+
+    # ---- positions
+
+    def position(self, group: str, column: str = "", start: str = "") -> tuple[list[str], str]:
+        """The coordinates of the result that a thread takes, and the condition that it exists.
+
+        It is the position of the warp that `column` says, in the phase of a pair that `start` says; by default a warp takes neighbours.
+        """
+        c = self.c
+        on, sizes = self.on, self.sizes
+        column = column or (c.lane if on.pair == 1 else f"({self.half} * 32 + {c.lane}) / {on.pair}")
+        coordinates = self.group_coordinates(f"({group} + {column} / 8)")
+        inner = f"{column} % 8"
+        coordinates[-1] = inner if coordinates[-1] == "0" else f"{coordinates[-1]} + {inner}"
+        own = f"({self.half} * 32 + {c.lane}) % {on.pair}" if 32 % on.pair else f"{c.lane} % {on.pair}"
+        starts, conditions, lines = self._phase_starts(start or own), [], []
+        for number, axis in enumerate(self.axes):
+            position = f"({self.tile_at[number]} * {on.steps[number]} + {coordinates[number]})"
+            spread = self.anchor.spread[number]
+            at = position if spread == 1 else f"{position} * {spread} + {starts[number]}"
+            lines.append(f"const {self.index_type} {axis} = {bare(at)};")
+            if on.pace or on.tiles[number] * on.tile[number] * spread > sizes[2 + number]:
+                conditions.append(f"{axis} < {sizes[2 + number]}")
+        if on.pace:
+            lines += own_sectors(on, self.anchor.spread[-1], self.c)
+        return lines, " && ".join(conditions) or "true"
+
+    def _phase_starts(self, start: str) -> list[str]:
+        """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
+        starts = ["0"] * len(self.axes)
+        if len(self.on.phases) > 1:
+            _, *starts = coordinates(self.c.phase, (1, *map(min, self.anchor.spread, self.sizes[2:])))
+        return [*starts[:-1], start] if self.on.pair > 1 else starts
 
 
 def dot(a: Sequence[int], b: Sequence[int]) -> int:
@@ -199,8 +235,78 @@ def remainder(text: str, divisor: int) -> str:
     return "0" if divisor == 1 else f"{text} % {divisor}"
 
 
+def coordinates(place: str, sizes: Sequence[int]) -> list[str]:
+    """Those of a place in a grid of `sizes`, slowest first; the first one has no bound."""
+    found = []
+    for size in reversed(sizes[1:]):
+        found.append(remainder(place, size))
+        place = quotient(place, size)
+    return [place, *reversed(found)]
+
+
 def table(name: str, numbers: Sequence[int], per_line: int = 16) -> Iterable[str]:
     rows = [", ".join(map(str, numbers[i : i + per_line])) for i in range(0, len(numbers), per_line)]
     yield f"__constant__ int {name}[{len(numbers)}] = {{"
     yield from (f"    {row}," for row in rows)
     yield "};"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where the writer of results finds them.
+
+    Attributes:
+        staging: the statement that lays the sums of a `phase`, or of all phases of a pair, and of 16 channels, those at hand in `rows`, out in
+            ``room``; nothing where `repair` computes all results.
+        rows: the loop over 16 channels after another.
+        covered: channels that all blocks together work on; those past the result's are not stored.
+        group: the first of these groups in the tile.
+        repair: lines before the results of a position are taken, of which ``row`` says the channel.
+        unroll: the pragma of the loop over channels.
+        height: channels that are laid out at once.
+        phase: the loop over the phases of a pair, where they are laid out one after another.
+    """
+
+    staging: str
+    rows: Loop
+    covered: int
+    group: str
+    repair: tuple[str, ...] = ()
+    unroll: str = UNROLL
+    height: int = ROWS
+    phase: Loop | None = None
+
+    @property
+    def defined(self) -> Sums:
+        """The same where all results are computed by their definition."""
+        return replace(self, staging="")
+
+    def over_rows(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for 16 channels after another, whose sums are laid out before."""
+        if not self.staging:
+            return self.rows.over(["__syncwarp();", *lines], "#pragma unroll 1")
+        staged = [self.staging] if self.phase is None else self.phase.over([self.staging])
+        return self.rows.over(["__syncwarp();", *staged, "__syncwarp();", *lines])
+
+
+def own_sectors(on: Tiles, spread: int, c: Locals) -> list[str]:
+    """``ahead``, how far a result is from the tile's first one, and ``own``: the tile stores it where that, counted from the beginning
+    of its sector, is less. The first tile of a row and the last one store all to its ends. `spread` is `Convolution.spread`.
+    """
+    step = on.pace * spread
+    before = f"({c.tile_x} ? 0 : {SECTOR})"  # of a row begins a sector
+    return [
+        f"const int {c.ahead} = int({c.x}) - {c.tile_x} * {step} + {before};",
+        f"const unsigned {c.own} = {c.tile_x} == {on.tiles[-1] - 1} ? {1 << 30} : {step} + {before};",
+    ]
+
+
+def store_own(target: str, index: str, value: str, index_type: str, nbytes: int, c: Locals) -> str:
+    """The statement that stores `value`, of so many bytes, at `target[index]`, if the tile stores it."""
+    own = f"unsigned({c.ahead} - int({c.at} % {SECTOR // nbytes})) < {c.own}"
+    return f"if (const {index_type} {c.at} = {index}; {own}) {target}[{c.at}] = {value};"
+
+
+def is_first(on: Tiles, spread: int, c: Locals) -> str:
+    """The condition that no later tile has a result."""
+    return f"int({c.x}) < ({c.tile_x} + 1) * {on.pace * spread} || {c.tile_x} == {on.tiles[-1] - 1}"

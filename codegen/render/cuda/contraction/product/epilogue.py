@@ -1,18 +1,161 @@
-"""Writes what a CUDA kernel with a matrix product does with sums that are laid out in shared memory."""
+"""Writes what a CUDA kernel with a matrix product does with sums that are laid out in shared memory: one result of a row in each thread, or several.
+
+Threads take several neighbours of a row where results have 16 bits, of which 32 threads with one each would store half of a line at a time. What is
+stored, and what is read beside the sums, goes in vectors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Apply, Expr, children
+from fusepass.codegen.ir.dataflow import always_loaded
+from fusepass.codegen.ir.digits import few_digits
+from fusepass.codegen.ir.expr import Apply, Builder, Expr, children
+from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.ops import CHEAP
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel, Program, Role
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, split_value
+from fusepass.codegen.render.cuda.contraction.product.direct import SumsWriter
 from fusepass.codegen.render.cuda.contraction.product.lines import Lines
-from fusepass.codegen.render.cuda.contraction.product.sums import SumsWriter
-from fusepass.codegen.render.cuda.contraction.product.vectors import ResultVectors, neighbours_of
-from fusepass.codegen.render.printer import Printer
+from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_product import ProductSchedule
+
+_WIDTHS = 8, 4, 2
+_NARROW = 2  # bytes of an element
+_AT_ONCE = 32  # results of a thread: what it loads for them is on its way together
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How a warp goes over what it has laid out: `lanes` threads have vectors of a row side by side, others those of the next rows."""
+
+    width: int
+    lanes: int
+
+    @property
+    def rows(self) -> int:
+        """At a time."""
+        return 32 // self.lanes
+
+
+def neighbours_of(kernel: Kernel, program: Program, plan: ProductSchedule) -> Neighbours | None:
+    """The widest vectors that all results can be stored in; None where they are not narrow, or no vectors."""
+    if kernel.cols or any(program.buffer(store.buffer).dtype.nbytes != _NARROW for store in kernel.stores):
+        return None
+    high, long = plan.tiling.warp_tile[0], plan.tiling.laid_out
+    for width in _WIDTHS if kernel.stores else ():
+        found = Neighbours(width, min(32, long // width))
+        whole = 32 % found.lanes == 0 and high % found.rows == 0 and long % (found.lanes * width) == 0
+        if whole and _are_vectors(kernel, width):
+            return found
+    return None
+
+
+def _are_vectors(kernel: Kernel, width: int) -> bool:
+    """Whether all elements of a vector are there or none, and all results are stored in such vectors."""
+    columns, lane = kernel.rows[3], Axis("lane", width)
+    if columns.size % width or not all(_is_shared(bound, columns, lane) for bound in kernel.within):
+        return False
+    return all(is_vector(split_index(store.index, columns, lane), columns, lane) for store in kernel.stores)
+
+
+def _is_shared(bound: Bound, columns: Axis, lane: Axis) -> bool:
+    """Whether a bound holds for all of a vector's lanes or for none."""
+    index = split_index(bound.index, columns, lane)
+    if lane not in index.axes:
+        return True
+    start = index - axis_index(lane)
+    together = lane not in start.axes and alignment(start, columns, lane.size) % lane.size == 0
+    return together and bound.low % lane.size == bound.high % lane.size == 0
+
+
+class ResultVectors:
+    """Writes these lines."""
+
+    def __init__(self, sums: SumsWriter, taken: Neighbours) -> None:
+        self.sums, self.kernel, self.program, self.plan = sums, sums.kernel, sums.program, sums.plan
+        self.pointers, self.printer, self.rows, self.columns = sums.pointers, sums.printer, sums.rows, sums.columns
+        self.taken, self.lane, self.builder = taken, Axis("lane of the vector", taken.width), Builder()
+        self.c = sums.c
+
+    def write(self, outside: Scope, ready: Expr) -> Iterable[str]:
+        """The lines for ``room``, which has `ready` of each point; `outside` knows piece and batch."""
+        c = self.c
+        taken, tiling, kernel = self.taken, self.plan.tiling, self.kernel
+        along = outside.child()
+        along.define_axis(self.columns, c.column)
+        test, here = along.child(), along.child()
+        for scope in (test, here):
+            scope.define_axis(self.rows, c.row)
+        each = here.child()
+        each.define_axis(self.lane, c.i)
+        values = [self._split(store.value) for store in kernel.stores]
+        partial = None if kernel.partials is None else self._split(kernel.partials.value)
+        if partial is None:
+            pairs = zip(kernel.stores, values, strict=True)
+            lanes = replace(kernel, stores=tuple(replace(store, value=value) for store, value in pairs))
+            self.printer.few = few_digits(lanes, self.program)
+        roots = [*values, *([partial] if partial is not None else [])]
+        self.printer.expect(roots)
+        each.bind(self._split(ready), f"{c.laid}[{c.i}]", spare=2)
+        self._load(roots, here, each)
+        behind = []
+        for number, (store, value) in enumerate(zip(kernel.stores, values, strict=True)):
+            dtype, stored = self.program.buffer(store.buffer).dtype, c.named(f"stored_{number}")
+            kind = C_TYPES[dtype]
+            each.lines.append(f"{stored}[{c.i}] = {each.converted(value, dtype)};")
+            here.lines.append(f"fp::Vec<{kind}, {taken.width}> {stored};")
+            at = here.index(self._first(split_index(store.index, self.columns, self.lane)))
+            behind.append(f"fp::store_vector({self.pointers[store.buffer]} + ({at}), {stored});")
+        down, across = f"({c.down} + {c.lane} / {taken.lanes})", f"{c.lane} % {taken.lanes} * {taken.width}"
+        if taken.rows == 1:
+            down, across = c.down, f"{c.lane} * {taken.width}"
+        place = f"fp::as_vector<{taken.width}>({c.room}[{down} * {tiling.room_pitch} + {c.across} + {across}])"
+        if partial is not None and kernel.partials is not None and kernel.partials.value is not ready:
+            each.lines.append(f"{c.laid}[{c.i}] = {bare(each.value(partial))};")
+            behind.append(f"{place} = {c.laid};")
+        body = [
+            f"fp::Vec<float, {taken.width}> {c.laid} = {place};",
+            *here.lines,
+            "#pragma unroll",
+            *block(f"for (int {c.i} = 0; {c.i} < {taken.width}; ++{c.i})", each.lines),
+            *behind,
+        ]
+        bounds = [
+            Bound(self._first(split_index(b.index, self.columns, self.lane)), b.low, b.high) for b in kernel.within
+        ]
+        exists = along.condition(bounds) if kernel.whole_columns else ""
+        if bounds and not exists:
+            condition = test.condition(bounds)
+            body = [*test.lines, *block(f"if ({condition})", body)]
+        if self.rows.size % tiling.rows:
+            body = block(f"if ({c.row} < {self.rows.size})", body)
+        yield from outside.lines
+        steps, at_once = (f"{c.down} += {taken.rows}", taken.lanes * taken.width), max(_AT_ONCE // taken.width, 1)
+        yield from self.sums.over_laid_out(body, (down, across), steps, at_once, along, exists)
+
+    def _load(self, roots: Iterable[Expr], here: Scope, each: Scope) -> None:
+        """Loads what is needed anyway, and lies as the results do, in vectors."""
+        for load in dict.fromkeys(load for root in roots for load in always_loaded(root)):
+            buffer = self.program.buffer(load.buffer)
+            anywhere = buffer.role is Role.INPUT and not self.plan.aligned
+            if anywhere or not is_vector(load.index, self.columns, self.lane):
+                continue
+            name = self.printer.names.numbered(f"{load.buffer}_vector")
+            at = f"{self.pointers[load.buffer]} + ({here.index(self._first(load.index))})"
+            kind, width = C_TYPES[buffer.dtype], self.taken.width
+            here.lines.append(f"const fp::Vec<{kind}, {width}> {name} = fp::load_vector<{width}>({at});")
+            each.bind(load, f"{name}[{self.c.i}]", spare=1)
+
+    def _split(self, value: Expr) -> Expr:
+        return split_value(value, self.columns, self.lane, self.builder)
+
+    def _first(self, index: Index) -> Index:
+        """The index of a vector's first lane."""
+        return index.substitute({self.lane: Index(0)})
+
 
 _ROWS_AT_ONCE = 16  # of results: what the epilogue loads for them is on its way together
 

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
-from fusepass.codegen.render.cuda.contraction.reduction_loops import ReductionLoops
+from fusepass.codegen.render.cuda.contraction.loops import ReductionLoops
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import block, braces
 from fusepass.codegen.schedule_product import ProductSchedule

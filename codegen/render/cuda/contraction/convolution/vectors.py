@@ -1,24 +1,27 @@
-"""Results of a generated convolution two neighbours at a time, where all stores have them side by side.
+"""Results of a generated convolution several neighbours at a time: two where all stores have them side by side, four where rows are whole numbers of these.
 
-A warp has laid out 16 channels by 32 (or 64) neighbours. A thread that takes two of a row reads and stores them at once, and loads
+A warp has laid out 16 channels by 32 (or 64) neighbours. A thread that takes some of a row reads and stores them at once, and loads
 what they share, a bias or a factor, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusepass.codegen.ir.convolution import ROWS
-from fusepass.codegen.ir.expr import ReductionResult
+from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.vectors import is_vector, split_index
-from fusepass.codegen.render.cuda.contraction.convolution.positions import PositionWriter, Sums
-from fusepass.codegen.render.cuda.contraction.loop import Loop
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, TileWriter
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.schedule_convolution.tiles import dimensions
 
 _LANE = Axis("lane", 2)
 
 
-def takes_pairs(writer: PositionWriter) -> bool:
+def takes_pairs(writer: TileWriter) -> bool:
     """Whether a thread may take two neighbours: they are results both or none, and stored side by side.
 
     Where nothing is stored, the second need not be a result: who reduces them knows which are.
@@ -32,7 +35,7 @@ def takes_pairs(writer: PositionWriter) -> bool:
     return writer.sizes[-1] % 2 == 0 and all(side_by_side)
 
 
-def pairs(writer: PositionWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
+def pairs(writer: TileWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
     """What is done with the 16 channels, or `height`, that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
     c = writer.c
     at_once = 2 // writer.on.pair  # rows of the room
@@ -49,7 +52,7 @@ def pairs(writer: PositionWriter, group: str, covered: int, pragma: str, height:
     return [*places, *beside, *block(f"if ({inside})", down.over(lines, pragma))]
 
 
-def pairs_of_warps(writer: PositionWriter, sums: Sums, together: int) -> list[str]:
+def pairs_of_warps(writer: TileWriter, sums: Sums, together: int) -> list[str]:
     """The same for four warps that multiply `together`, whose positions lie side by side in ``shared``: each has some of the channels there,
     so that all neighbours of one are stored one after another. The `Sums.group` is that of the first warp.
     """
@@ -74,12 +77,12 @@ def shared_pitch(together: int) -> int:
     return 32 * together + 4
 
 
-def _guarded(writer: PositionWriter, covered: int, lines: list[str]) -> list[str]:
+def _guarded(writer: TileWriter, covered: int, lines: list[str]) -> list[str]:
     """`lines` where the channel is one of the result."""
     return lines if writer.sizes[1] == covered else block(f"if ({writer.c.channel} < {writer.end_channel})", lines)
 
 
-def _both(writer: PositionWriter, at: str) -> tuple[list[str], list[str]]:
+def _both(writer: TileWriter, at: str) -> tuple[list[str], list[str]]:
     """The lines for two neighbours, whose sums lie at `at`, and the definition of the second one's position, if they need it."""
     c = writer.c
     kernel, printer = writer.kernel, writer.printer
@@ -100,7 +103,7 @@ def _both(writer: PositionWriter, at: str) -> tuple[list[str], list[str]]:
     return lines, [beside] if other.reads(kernel.rows[-1]) else []
 
 
-def _one(writer: PositionWriter, shared: Scope, number: int) -> Scope:
+def _one(writer: TileWriter, shared: Scope, number: int) -> Scope:
     """A scope that knows the position and the sum of one of the two."""
     c, kernel, here = writer.c, writer.kernel, shared.child()
     here.define_axis(kernel.rows[-1], c.beside if number else writer.axes[-1])
@@ -110,9 +113,75 @@ def _one(writer: PositionWriter, shared: Scope, number: int) -> Scope:
     return here
 
 
-def _values(writer: PositionWriter, here: Scope) -> list[str]:
+def _values(writer: TileWriter, here: Scope) -> list[str]:
     """What is stored of the one that `here` knows, and what is reduced of it."""
     types = [writer.program.buffer(store.buffer).dtype for store in writer.kernel.stores]
     made = [here.converted(store.value, dtype) for store, dtype in zip(writer.kernel.stores, types, strict=True)]
     partials = writer.kernel.partials
     return made if partials is None else [*made, bare(here.value(partials.value))]
+
+
+def store_neighbours(
+    writer: TileWriter,
+    group: str,
+    covered: int,
+    pragma: str,
+    width: int,
+    ahead: Sequence[str] = (),
+    known: Sequence[tuple[Expr, str]] = (),
+) -> list[str]:
+    """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time; the first 8 of its positions are the
+    `group`-th ones. All threads of the warp do what comes `ahead` of a ``row``; by default what is `known` there are the results.
+    """
+    c = writer.c
+    on = writer.on
+    lanes = 32 * on.pair // width  # of a row
+    together = 32 // lanes  # rows
+    down = Loop(c.down, ROWS // together)
+    first = f"{c.lane} % {lanes} * {width}"
+    row = f"{down} * {together} + {c.lane} / {lanes}" if together > 1 else str(down)
+    places, inside = writer.position(group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
+    place = [
+        f"const int {c.row} = {row};",
+        f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
+    ]
+    room = f"{c.room}[{c.row} * {on.staged_pitch} + {first}]"
+    stored = _row(writer, room, width, writer.sizes[1] != covered, known)
+    if ahead:
+        rows = [*place, *ahead, *block(f"if ({inside})", stored)]
+        return [*places, *down.over(rows, pragma)]
+    return [*places, *block(f"if ({inside})", down.over([*place, *stored], pragma))]
+
+
+def _row(writer: TileWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
+    """The neighbours from the result in scope on, of ``channel``, which may not exist where there are only `some`."""
+    c = writer.c
+    kernel, names = writer.kernel, (c.sample, c.channel, *writer.axes)
+    each, where = Scope(writer.printer), Scope(writer.printer)
+    for scope, last in ((each, c.near), (where, names[-1])):
+        for axis, text in zip(dimensions(kernel), (*names[:-1], last), strict=True):
+            scope.define_axis(axis, text)
+    values = [store.value for store in kernel.stores]
+    for node, text in known or [(node, c.sum) for node in walk(*values) if isinstance(node, ReductionResult)]:
+        each.bind(node, text, spare=1)
+    writer.printer.expect(values)
+    element = Loop(c.e, width)
+    begin, end = [], []
+    for number, store in enumerate(kernel.stores):
+        dtype = writer.program.buffer(store.buffer).dtype
+        kind, found = f"fp::Vec<{C_TYPES[dtype]}, {width}>", c.named(f"found_{number}")
+        value = each.converted(store.value, dtype)
+        begin.append(f"{kind} {found};")
+        each.lines.append(f"{found}[{element}] = {value};")
+        end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")
+    near = f"const {writer.index_type} {c.near} = {names[-1]} + {element};"
+    place = [near] if each.reads(dimensions(kernel)[-1]) else []
+    own = [*place, f"const float {c.sum} = {c.numbers}[{element}];", *each.lines]
+    lines = [
+        f"const auto {c.numbers} = fp::as_vector<{width}>({room});",
+        *begin,
+        *element.over(own),
+        *where.lines,
+        *end,
+    ]
+    return block(f"if ({c.channel} < {writer.sizes[1]})", lines) if some else lines

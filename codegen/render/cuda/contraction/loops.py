@@ -1,16 +1,36 @@
-"""Reductions over a kernel's columns where a thread has all values of a row: what it pushes, reduction loop by reduction loop, and what it stores."""
+"""Loops of contractions: over what a thread has several of, and the reduction loops over a kernel's columns where it has all values of a row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
-from fusepass.codegen.render.cuda.contraction.loop import Loop
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
+
+UNROLL = "#pragma unroll"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop with a pragma over a number of points. Its text is the point at hand: the variable, or 0 where there is no other point."""
+
+    variable: str
+    count: int
+
+    def __str__(self) -> str:
+        return self.variable if self.count > 1 else "0"
+
+    def over(self, lines: Sequence[str], pragma: str = UNROLL) -> list[str]:
+        """`lines`, which name the point by the loop, for each point."""
+        if self.count == 1:
+            return list(lines)
+        head = f"for (int {self.variable} = 0; {self.variable} < {self.count}; ++{self.variable})"
+        return [pragma, *block(head, lines)]
 
 
 class ReductionLoops:
