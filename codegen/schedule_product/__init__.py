@@ -24,9 +24,10 @@ _MAX_INT = 2**31 - 2**21
 _MAX_BLOCKS = 2**31 - 1
 _MOST_PIECES = 64
 _LEAST_PANELS = 8  # of a piece
+_LEAST_OF_TEAMS = 512  # terms: with fewer, what follows sums decides, and nothing is measured
 _LAUNCH = 3e-6  # seconds that one more kernel costs
 
-_FILLERS = 128  # threads
+_HELPERS = 128  # threads
 QUAD = 4  # neighbours that a product which makes its right operand loads at once
 _LEAST_SIZE = 256  # rows, columns and terms from which the estimates above hold
 _CLEAR = 1.5  # times faster, by estimate, to be chosen unmeasured
@@ -47,7 +48,7 @@ class ProductSchedule:
         arithmetic: the product's.
         seconds: how long it takes, by estimate.
         aligned: whether inputs start at a multiple of 16 bytes.
-        fillers: threads that make the right operand.
+        helpers: threads that do not multiply, but copy the operands or make the right one.
     """
 
     tiling: Tiling
@@ -61,11 +62,11 @@ class ProductSchedule:
     arithmetic: Arithmetic
     seconds: float
     aligned: bool = True
-    fillers: int = 0
+    helpers: int = 0
 
     @property
     def threads(self) -> int:
-        return self.tiling.threads + self.fillers
+        return self.tiling.threads + self.helpers
 
     @property
     def pieces(self) -> int:
@@ -184,9 +185,9 @@ def _product(kernel: Kernel) -> Product:
 
 
 def schedule_product(
-    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, members: int = 1
 ) -> ProductSchedule | None:
-    """The schedule that takes least time by estimate; None where no tile fits the device.
+    """The schedule that takes least time by estimate, of those with so many `members`; None where no tile fits the device.
 
     `aligned` says that inputs start at a multiple of 16 bytes. Copies of others are narrower, by which another tile may be the best; but a
     kernel that was made to reduce in pieces keeps to a tile that has as many.
@@ -196,12 +197,15 @@ def schedule_product(
     left = access_of(program, product, product.left, batch, rows, aligned)
     right = access_of(program, product, product.right, batch, columns, aligned)
     halves = any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores)
-    fitting = [tiling for tiling in TILINGS if _serves(tiling, kernel, facts, left, right, halves)]
+    long = product.inner >= _LEAST_OF_TEAMS
+    among = [tiling for tiling in TILINGS if tiling.members == members and (long or not tiling.teams)]
+    fitting = [tiling for tiling in among if _serves(tiling, kernel, facts, left, right, halves)]
     found = [
         plan for tiling in fitting if (plan := _candidate(kernel, facts, estimate, tiling, left, right)) is not None
     ]
     if kernel.partials is not None:
-        found = [plan for plan in found if plan.pieces == kernel.partials.pieces.size] or found
+        fitting_pieces = [plan for plan in found if plan.pieces == kernel.partials.pieces.size]
+        found = fitting_pieces or (found if members == 1 else [])
     best = min(found, key=lambda plan: plan.seconds, default=None)
     return best and replace(best, wide=_is_wide(kernel, program, best.tiling), aligned=aligned)
 
@@ -233,19 +237,26 @@ def _candidate(
     sides = ((left, fitted.rows), (right, fitted.columns))
     narrow = sum(_narrow(access.vector * product.dtype.nbytes, height, fitted) for access, height in sides)
     beside = _beside(fitted, shared, product, facts)
-    staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
+    staying = count
+    if tiling.iterations:
+        staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
+    elif tiling.teams:
+        clusters = pieces * batch * ceil(tiles[0] / tiling.members) * tiles[1]
+        staying = min(facts.multiprocessors // tiling.members, clusters) * tiling.members
+    if tiling.members > tiles[0] or (count and not staying):
+        return None
     return ProductSchedule(
         tiling=fitted,
         left=left,
         right=right,
         tiles=tiles,
         batches=pieces * batch,
-        blocks=staying if tiling.iterations else count,
+        blocks=staying,
         shared_bytes=shared,
         wide=False,
         arithmetic=product.arithmetic,
         seconds=estimate.seconds(fitted, count, beside, narrow),
-        fillers=_FILLERS if product.fills else 0,
+        helpers=_HELPERS if product.fills or tiling.teams else 0,
     )
 
 
@@ -314,7 +325,7 @@ def _holds_columns(kernel: Kernel, tiling: Tiling) -> bool:
     apart = _product(kernel).apart
     if not apart:
         return tiling.laid_out % kernel.col_count == 0
-    if tiling.iterations:
+    if tiling.iterations or tiling.teams:
         return False
     together = kernel.col_count * apart
     return together <= tiling.rows and (kernel.rows[2].size == apart or tiling.rows % together == 0)

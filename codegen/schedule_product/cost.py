@@ -17,6 +17,8 @@ from fusepass.codegen.schedule_product.tiles import Tiling
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
+_IN_STRIPS = 1.5  # times as long, where sums are laid out strip by strip and nobody multiplies meanwhile: measured
+_LAST = 4e-6  # seconds of a block that stays before its first product and behind its last one: measured
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
 # Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
 _TORN_RUNS = 0.5
@@ -46,11 +48,13 @@ class Estimate:
         share = tiling.share * (_TORN_RUNS if product.runs and not tiling.runs else 1)
         computing = each * one / (_rate(facts.machine.rates, tiling, product.arithmetic) * share)
         idle = max(_STREAMS * facts.multiprocessors / blocks, 1.0) if blocks else 1.0
-        short, following = not tiling.runs and panels < tiling.stages, 0.0
+        short, following = not (tiling.runs or tiling.teams) and panels < tiling.stages, 0.0
         if short or product.arithmetic is Arithmetic.HALVES:
-            following = self._following * (_HIDDEN if tiling.resident > 1 or tiling.iterations else 1)
+            hidden = tiling.resident > 1 or tiling.iterations or tiling.teams > 1
+            following = self._following * (_HIDDEN if hidden else _IN_STRIPS if tiling.teams else 1)
         copying = 0.0 if short else each * panels * narrow / 32 * _NARROW
         starting = tiling.staying(product.runs) * facts.multiprocessors / facts.bandwidth if product.runs else 0.0
+        starting += _LAST if tiling.teams else 0.0
         working = starting + computing + copying + following
         if not short:
             return max(working, idle * self._moving)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fusepass.codegen.ir.product import PLACE, Arithmetic, Product, Runs
+from fusepass.codegen.ir.product import PLACE, Arithmetic, Operand, Product, Runs
 
 PANEL_BYTES = 128
+BOX = PANEL_BYTES // 2
+"""Numbers of 16 bits in a row of a panel."""
 PLACE_BYTES = 2 * PLACE
 _M, _N = 16, 8  # rows and columns of one instruction of a warp
 WARP_ROWS = _M
@@ -43,6 +45,9 @@ class Tiling:
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
         iterations: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
+        teams: each has the `warp_rows`, and they take tiles by turns in blocks that stay, to which the copy engine brings panels. 0: threads
+            copy what they multiply.
+        members: blocks of a cluster; where there are several, the columns' panels come to all of them at once.
         chained: whether a block's tiles follow each other, so that what two of them read comes once; `stages` are segments then.
         strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.
@@ -60,6 +65,8 @@ class Tiling:
     arithmetics: tuple[Arithmetic, ...] = _EVERY
     runs: bool = False
     iterations: int = 0
+    teams: int = 0
+    members: int = 1
     strip: int = 0
     chained: bool = False
 
@@ -101,7 +108,8 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        return 32 * self.warp_rows * self.warp_columns * max(self.iterations, 1)
+        """Threads that multiply."""
+        return 32 * self.warp_rows * self.warp_columns * max(self.iterations, self.teams, 1)
 
     @property
     def room_pitch(self) -> int:
@@ -129,6 +137,8 @@ class Tiling:
         if self.chained and not _shares_segments(product.runs, self.columns):
             return False
         if product.fills and not self.chained:
+            return False
+        if self.teams and (product.runs or not all(map(_in_boxes, (product.left, product.right), (left, right)))):
             return False
         if self.iterations and (left != Access(inner_first=True, vector=PLACE) or product.left.batch):
             return False
@@ -194,7 +204,11 @@ class Tiling:
         return ceil(terms / whole) * whole
 
     def held(self, product: Product) -> int:
-        """Panels in shared memory at a time: no more than there are, and one that is split in advance where float32 columns are."""
+        """Panels in shared memory at a time: no more than there are, unless those of the next tile come, too, and one that is split in advance
+        where float32 columns are.
+        """
+        if self.teams:
+            return self.stages
         ahead = self.groups and product.arithmetic is Arithmetic.TF32_THREE
         return min(self.stages, self.panels(product) + ahead)
 
@@ -208,6 +222,8 @@ class Tiling:
             factors = _FACTOR * PLACE * runs.planes if product.fills else 0
             barriers = _BARRIER * 2 * (self.stages + self.iterations)
             return self.staying(runs) + self.run_bytes(runs) + rooms + factors + barriers
+        if self.teams:
+            return self.stages * stage + rooms + _BARRIER * (2 * self.stages + self.teams)
         if self.runs and runs:
             return max(self.stages * stage + self.run_bytes(runs), rooms)
         return max(self.held(product) * stage, rooms)
@@ -216,6 +232,12 @@ class Tiling:
 def _terms(product: Product) -> int:
     """Terms of a sum, or of a piece of it."""
     return min(product.length, product.inner)
+
+
+def _in_boxes(operand: Operand, access: Access) -> bool:
+    """Whether the copy engine can bring panels of an operand: it takes matrices whose rows begin at multiples of 16 bytes."""
+    apart = all(isinstance(stride, int) and stride > 0 for stride in (operand.row, operand.inner))
+    return apart and not operand.border and access.vector == PLACE
 
 
 def _shares_segments(runs: Runs | None, columns: int) -> bool:
@@ -248,6 +270,15 @@ TILINGS = (
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
     Tiling(8, 1, 1, 8, 4, 2, 0.55, groups=True, arithmetics=_HALVES),  # 128 x 64
     Tiling(16, 1, 1, 8, 4, 1, 0.6, groups=True, arithmetics=_HALVES),  # 256 x 64
+    Tiling(8, 1, 1, 32, 4, 1, 1.03, groups=True, arithmetics=_HALVES, teams=1, strip=32),  # 128 x 256
+    Tiling(4, 1, 1, 32, 4, 1, 0.9, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 64 x 256
+    Tiling(8, 1, 1, 16, 4, 1, 0.87, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 128 x 128
+    Tiling(4, 1, 1, 16, 7, 1, 0.6, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 64 x 128
+    # In pairs, whose shares are not measured, but expected of what less comes from the L2 cache.
+    Tiling(8, 1, 1, 32, 4, 1, 1.05, groups=True, arithmetics=_HALVES, teams=1, members=2, strip=32),  # 128 x 256
+    Tiling(4, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_HALVES, teams=2, members=2, strip=64),  # 64 x 256
+    Tiling(8, 1, 1, 16, 4, 1, 1.0, groups=True, arithmetics=_HALVES, teams=2, members=2, strip=64),  # 128 x 128
+    Tiling(4, 1, 1, 16, 7, 1, 0.8, groups=True, arithmetics=_HALVES, teams=2, members=2, strip=64),  # 64 x 128
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 256 x 128
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256

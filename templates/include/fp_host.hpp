@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #define __global__ static
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define FP_HOST
 

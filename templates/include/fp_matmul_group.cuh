@@ -18,6 +18,25 @@ __device__ __forceinline__ void rescale(float (&sums)[N][4], int down, float fac
     }
 }
 
+// Lays the sums of columns `first` to `first` + Strip of a warp, as `multiply_group` leaves them, out in `room`, rows Pitch floats apart. A sum's
+// place in registers is known when this is compiled.
+template <int Strip, int Pitch, int N>
+__device__ __forceinline__ void lay_out_strip(float* room, const float (&sums)[N][4], int first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int begin = 0; begin < N * 8; begin += Strip) {
+        if (begin == first) {
+#pragma unroll
+            for (int n = 0; n < Strip / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    room[(lane / 4 + i / 2 * 8) * Pitch + n * 8 + lane % 4 * 2 + i % 2] = sums[begin / 8 + n][i];
+                }
+            }
+        }
+    }
+}
+
 // The numbers that a thread has copied to a panel, several at a time.
 template <typename T, int Count>
 struct alignas(sizeof(T) * Count) Vector {

@@ -158,19 +158,7 @@ struct TurnMultiplier {
 
     // Lays the sums of columns `first` to `first` + Strip of a warp out in `room`, rows `room_pitch` floats apart.
     static __device__ __forceinline__ void lay_out(float* room, const float (&sums)[1][N][4], int first) {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int begin = 0; begin < columns; begin += Strip) {
-            if (begin == first) {
-#pragma unroll
-                for (int n = 0; n < Strip / 8; ++n) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        room[(lane / 4 + i / 2 * 8) * room_pitch + n * 8 + lane % 4 * 2 + i % 2] = sums[0][begin / 8 + n][i];
-                    }
-                }
-            }
-        }
+        lay_out_strip<Strip, room_pitch>(room, sums[0], first);
     }
 
 private:

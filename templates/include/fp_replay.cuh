@@ -4,6 +4,8 @@
 #if !defined(__CUDACC_RTC__)
 namespace fp {
 
+struct TensorMap;
+
 // What a function launches as the nodes of a graph, each behind the one before it. Where it is called again, for other pointers, the nodes
 // get these; what is in flight keeps those that it was launched with.
 template <int Launches, int Arguments>
@@ -81,6 +83,8 @@ private:
         known = argument;
         return differs;
     }
+
+    bool differs(const TensorMap&) { return false; }  // unless a pointer does of which it is made, which is an argument, too
 
     template <typename Add>
     cudaError_t add(bool changed, const Add& add) {

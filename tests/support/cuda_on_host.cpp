@@ -4,9 +4,10 @@
 #include "cuda_on_host.h"
 
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
-#include <chrono>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -43,6 +44,11 @@ thread_local std::vector<unsigned> words;
 thread_local std::vector<unsigned char> pool;
 thread_local jmp_buf scheduler;
 thread_local Kernel running;
+
+// Where dynamic shared memory is, of the blocks that run side by side.
+constexpr unsigned most_beside = 4096;
+std::atomic<unsigned char*> pools[most_beside];
+thread_local bool beside;
 
 // Buffers in memory, begin and end; asynchronous copies read nothing else.
 std::vector<std::pair<const char*, const char*>> buffers;
@@ -150,12 +156,20 @@ void wait(State at) {
     leave();
 }
 
-void ask_again() { wait(State::asking); }
+void ask_again() {
+    if (beside) give_way();  // perhaps for another block
+    else wait(State::asking);
+}
 
-// A wait of a minute is one for ever.
+// A minute of the processor, however busy it is, is a wait for ever.
 void give_way() {
-    thread_local const auto start = std::chrono::steady_clock::now();
-    if (std::chrono::steady_clock::now() - start > std::chrono::minutes(1)) fail("blocks wait for each other for ever");
+    const auto spent = [] {
+        timespec time;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return time.tv_sec;
+    };
+    thread_local const auto start = spent();
+    if (spent() - start > 60) fail("blocks wait for each other for ever");
     std::this_thread::yield();
     wait(State::running);
 }
@@ -164,6 +178,8 @@ unsigned char* dynamic_shared() {
     const auto address = reinterpret_cast<std::uintptr_t>(pool.data());
     return pool.data() + (pool_alignment - address % pool_alignment) % pool_alignment;
 }
+
+unsigned char* dynamic_shared_of(unsigned block) { return pools[block]; }
 
 void launch_blocks(
     unsigned blocks, unsigned count, std::size_t shared, void (*thread)(const void*), const void* kernel, bool together
@@ -183,6 +199,8 @@ void launch_blocks(
         workers.emplace_back([=] {
             prepare(blocks, count, shared, {thread, kernel});
             block_index.x = block;
+            beside = true;
+            if (block < most_beside) pools[block] = dynamic_shared();
             run_block(count);
             finish(shared);
         });

@@ -86,7 +86,9 @@ def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Progra
 
 
 @needs_compiler
-@pytest.mark.parametrize("tiling", thinned([each for each in TILINGS if not each.runs], 5), ids=tiling_id)
+@pytest.mark.parametrize(
+    "tiling", thinned([each for each in TILINGS if not (each.runs or each.teams)], 5), ids=tiling_id
+)
 @pytest.mark.thinned(6)
 def test_values_of_each_tile(tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     served = 0
@@ -382,7 +384,9 @@ def test_what_is_left_for_nvcc(name: str) -> None:
     compile_cuda.keep(render(generated(CASES[name]), H200))
 
 
-@pytest.mark.parametrize("tiling", [each for each in TILINGS if each.groups and not each.runs], ids=tiling_id)
+@pytest.mark.parametrize(
+    "tiling", [each for each in TILINGS if each.groups and not (each.runs or each.teams)], ids=tiling_id
+)
 @pytest.mark.thinned(10)
 def test_groups_keep_their_sums_in_registers(tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where ptxas moves sums while products run, it lets the products run one by one, and says so."""

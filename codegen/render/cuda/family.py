@@ -62,6 +62,26 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """A matrix that a kernel's blocks read in boxes by the copy engine: `fp::describe` in templates/include/fp_tensor_map.cuh.
+
+    Attributes:
+        name: of the kernel's parameter that describes it.
+        buffer, offset: the buffer, and the matrix' first element in it.
+        sizes: elements along three dimensions, the first of neighbours.
+        strides: of the second and the third, in elements.
+        box: elements of a box along the first two.
+    """
+
+    name: str
+    buffer: str
+    offset: int
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Text:
     """The lines of a kernel's body, and the constant tables that stand before the kernel."""
 
@@ -144,6 +164,10 @@ class Family(abc.ABC, Generic[P]):
     def index_type(self, plan: P) -> str:
         """Of sizes that come at run time."""
         return "int"
+
+    def boxes(self, kernel: Kernel, plan: P) -> tuple[Boxes, ...]:
+        """What its blocks read by the copy engine."""
+        return ()
 
     def cluster(self, plan: P) -> int:
         """Blocks of a cluster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cuda.families import laid
-from fusepass.codegen.render.cuda.family import Family, Place, Plan
+from fusepass.codegen.render.cuda.family import Boxes, Family, Place, Plan
 from fusepass.codegen.render.cuda.headers import INDIRECT, headers_of
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
@@ -78,7 +79,7 @@ def render_cuda(
     for number, given in enumerate(program.kernels):
         if is_empty(given):
             continue
-        family, plan = _laid(given, program, facts, aligned, general, overrides.rank_of(number))
+        family, plan = _laid(given, program, facts, aligned, general, overrides.rank_of(number, given))
         kernel = family.laid_out(given, plan)
         launched.append((family, kernel, plan))
         name = names.exact(kernel.name)
@@ -86,7 +87,8 @@ def render_cuda(
         place = Place(program, pointers, names.copy())
         alone = _kernel_text(kernel, name, family, plan, place, described=not general)
         kernels.append(replace(alone, body=(*once, *alone.body)))
-        launches += _launch(kernel, name, program, plan, family.cluster(plan), pointers, names.copy())
+        boxes = family.boxes(kernel, plan)
+        launches += _launch(kernel, name, program, plan, family.cluster(plan), boxes, pointers, names.copy())
     zeroed = sum(kernel.team is not None for _, kernel, _ in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
@@ -147,7 +149,11 @@ def _kernel_text(
     if described:
         comment.append(f"rows [{axes[0]}], columns [{axes[1]}]" if kernel.cols else f"elements [{axes[0]}]")
         comment.append(family.describe(kernel, plan))
-    parameters = _parameters(kernel, place.program, place.pointers)
+    described_boxes = (
+        f"const __grid_constant__ fp::TensorMap {place.names.locals.named(each.name)}"
+        for each in family.boxes(kernel, plan)
+    )
+    parameters = (*described_boxes, *_parameters(kernel, place.program, place.pointers))
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, family.index_type(plan)))
     text = family.write(kernel, plan, place)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
@@ -176,6 +182,7 @@ def _launch(
     program: Program,
     plan: Plan,
     cluster: int,
+    boxes: Sequence[Boxes],
     pointers: dict[str, str],
     names: Identifiers,
 ) -> list[str]:
@@ -192,10 +199,23 @@ def _launch(
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
         return braces([start, *passed, f"if ({error} != 0) return {error};"])
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
+    maps = [names.numbered(f"{each.name}_boxes") for each in boxes]
+    passed = [*(f"    {name}," for name in maps), *passed]
     if cluster > 1:
         shape = f"{cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
-        return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
-    return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+        launched = [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
+    else:
+        launched = [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+    if not boxes:
+        return launched
+    error, described = names.exact("error"), []
+    for each, filled in zip(boxes, maps, strict=True):
+        first = each.offset * program.buffer(each.buffer).dtype.nbytes
+        base = f"static_cast<const char*>({pointers[each.buffer]}) + {first}" if first else pointers[each.buffer]
+        numbers = ", ".join(f"{{{', '.join(map(str, part))}}}" for part in (each.sizes, each.strides, each.box))
+        made = f"fp::describe({filled}, {base}, {numbers})"
+        described.append(f"if (const int {error} = {made}; {error} != 0) return {error};")
+    return braces([f"fp::TensorMap {', '.join(maps)};", *described, *launched])
 
 
 def _buffer_comments(program: Program) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ void await_products_but(unsigned groups);
 template <int Groups>
 void await_products() {
     await_products_but(Groups);
+    emulation::wait(emulation::State::at_warp);  // a warp's threads wait together
 }
 
 template <int N>

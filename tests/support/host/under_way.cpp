@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -54,7 +55,9 @@ struct BarrierState {
     };
     std::vector<LongCopy> copies;
 };
-thread_local std::map<const Barrier*, BarrierState> barriers;
+std::map<const Barrier*, BarrierState> barriers;  // of all blocks, which the blocks of a cluster share
+std::mutex at_barriers;
+using Lock = std::lock_guard<std::mutex>;
 
 BarrierState& state_of(const Barrier* barrier) {
     const auto found = barriers.find(barrier);
@@ -98,12 +101,14 @@ void await_products_but(unsigned groups) {
 
 void make_barrier(Barrier* barrier, int arrivals) {
     if (reinterpret_cast<std::uintptr_t>(barrier) % sizeof(Barrier)) emulation::fail("a barrier that is not aligned");
+    const Lock lock(at_barriers);
     barriers[barrier] = {};
     barriers[barrier].arrivals = barriers[barrier].lacking = arrivals;
     *barrier = 0;  // so that whoever writes behind its memory is found out
 }
 
 void arrive_before(Barrier* barrier, uint32_t nbytes) {
+    const Lock lock(at_barriers);
     BarrierState& state = state_of(barrier);
     if (state.lacking == 0) end_phase(state);
     --state.lacking;
@@ -111,23 +116,63 @@ void arrive_before(Barrier* barrier, uint32_t nbytes) {
 }
 
 void await_phase(Barrier* barrier, int phase) {
-    while (true) {
+    const auto ended = [=] {
+        const Lock lock(at_barriers);
         BarrierState& state = state_of(barrier);
         end_phase(state);
-        if ((state.phase - phase & 1) != 0) return;
-        emulation::ask_again();
-    }
+        return (state.phase - phase & 1) != 0;
+    };
+    while (!ended()) emulation::ask_again();
 }
+
+namespace {
+
+// A copy that is there when the phase of `barrier` ends.
+void begin(void* to, std::vector<unsigned char> bytes, Barrier* barrier) {
+    const Lock lock(at_barriers);
+    BarrierState& state = state_of(barrier);
+    if (state.lacking == 0 && state.nbytes == 0) end_phase(state);
+    state.nbytes -= bytes.size();
+    std::memset(to, 0x5a, bytes.size());
+    state.copies.push_back({to, std::move(bytes)});
+}
+
+// What lies in the dynamic shared memory of the cluster's block `member` where `at` does in this block's.
+template <typename T>
+T* at_member(T* at, int members, int member) {
+    const unsigned block = blockIdx.x / members * members + member;
+    return reinterpret_cast<T*>(emulation::dynamic_shared_of(block) + (reinterpret_cast<unsigned char*>(at) - emulation::dynamic_shared()));
+}
+
+}  // namespace
 
 void begin_long_copy(void* to, const void* from, uint32_t nbytes, Barrier* barrier) {
     const auto misplaced = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 != 0; };
     if (misplaced(to) || misplaced(from) || nbytes % 16 || nbytes == 0) emulation::fail("a long copy that is not aligned");
     emulation::check_read(from, nbytes);
-    const auto* const begin = static_cast<const unsigned char*>(from);
-    BarrierState& state = state_of(barrier);
-    state.copies.push_back({to, {begin, begin + nbytes}});
-    state.nbytes -= nbytes;
-    std::memset(to, 0x5a, nbytes);
+    const auto* const first = static_cast<const unsigned char*>(from);
+    begin(to, {first, first + nbytes}, barrier);
+}
+
+void arrive_at_member(Barrier* barrier, int members, int member) { arrive(at_member(barrier, members, member)); }
+
+void begin_box_copy_to(int members, void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier) {
+    if (reinterpret_cast<std::uintptr_t>(to) % 1024) emulation::fail("a box that is not aligned");
+    std::vector<unsigned char> bytes(map.box[1] * 128);
+    for (unsigned row = 0; row < map.box[1]; ++row) {
+        for (unsigned column = 0; column < 64; ++column) {
+            const uint64_t at[] = {x + column, y + row, uint64_t(z)};
+            if (at[0] >= map.sizes[0] || at[1] >= map.sizes[1] || at[2] >= map.sizes[2]) continue;  // they are zeros
+            const auto* const from = static_cast<const uint16_t*>(map.base) + at[0] + at[1] * map.strides[1] + at[2] * map.strides[2];
+            emulation::check_read(from, 2);
+            std::memcpy(&bytes[row * 128 + (column / 8 ^ row % 8) * 16 + column % 8 * 2], from, 2);
+        }
+    }
+    for (int member = 1; member < members; ++member) {
+        const int other = (blockIdx.x % members + member) % members;
+        begin(at_member(static_cast<unsigned char*>(to), members, other), bytes, at_member(barrier, members, other));
+    }
+    begin(to, std::move(bytes), barrier);
 }
 
 }  // namespace fp

@@ -279,8 +279,9 @@ class Epilogue(SumsWriter):
     def in_strips(self) -> Iterable[str]:
         """The same where a warp lays its sums out strip by strip."""
         c = self.c
+        along = f"int64_t({c.along})" if self.plan.tiling.iterations else f"{c.place}.column"
         strip = [
-            f"const int64_t {c.first_column} = int64_t({c.along}) * {c.Tile}::columns + {c.strip};",
+            f"const int64_t {c.first_column} = {along} * {c.Tile}::columns + {c.strip};",
             "__syncwarp();",
             f"{c.Tile}::lay_out({c.room}, {c.sums}, {c.strip});",
             "__syncwarp();",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import astuple
+from math import ceil
 
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
@@ -12,11 +13,11 @@ from fusepass.codegen.ir.program import Kernel, Role
 from fusepass.codegen.ir.wanted import wanted
 from fusepass.codegen.render.cuda.contraction.product.direct import Direct
 from fusepass.codegen.render.cuda.contraction.product.epilogue import Epilogue
-from fusepass.codegen.render.cuda.family import Place
+from fusepass.codegen.render.cuda.family import Boxes, Place
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
-from fusepass.codegen.schedule_product.tiles import Access
+from fusepass.codegen.schedule_product.tiles import BOX, Access
 
 _ARITHMETIC = {Arithmetic.TF32_THREE: "tf32_three", Arithmetic.TF32: "tf32", Arithmetic.HALVES: "halves"}
 _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group multiplies lies in patterns of 1024 bytes
@@ -25,6 +26,30 @@ _ALIGNMENT = {False: 16, True: 1024}  # bytes, of shared memory: what a group mu
 def _border(axis: Border) -> str:
     rows, terms = (axis.rows, axis.below, axis.step), (axis.terms, axis.deeper, axis.apart)
     return f"fp::Border<{', '.join(map(str, (axis.size, axis.before, *rows, *terms)))}>"
+
+
+def boxes_of(kernel: Kernel, plan: ProductSchedule) -> tuple[Boxes, ...]:
+    """The operands of a product as the copy engine reads them, where it does; see `TeamMultiplier`."""
+    product, tiling, (_, batch, rows, columns) = kernel.anchor, plan.tiling, kernel.matrix
+    if not tiling.teams:
+        return ()
+    assert isinstance(product, Product)
+    found = []
+    for name, operand, access, count, high in (
+        ("left", product.left, plan.left, rows, tiling.rows),
+        ("right", product.right, plan.right, columns, tiling.columns // tiling.members),
+    ):
+        assert isinstance(operand.row, int)
+        assert isinstance(operand.inner, int)
+        near, far, stride = (
+            (product.inner, count, operand.row) if access.inner_first else (count, product.inner, operand.inner)
+        )
+        matrices = batch if operand.batch else 1
+        whole = ceil(near / access.vector) * access.vector  # for a stride that leads nowhere: it must be legal
+        strides = (stride if far > 1 else whole, operand.batch if matrices > 1 else whole)
+        box = (BOX, high if access.inner_first else BOX)
+        found.append(Boxes(name, operand.buffer, operand.offset, (near, far, matrices), strides, box))
+    return tuple(found)
 
 
 class ProductWriter:
@@ -55,7 +80,11 @@ class ProductWriter:
         if self.plan.tiling.iterations:
             yield from self._by_iterations()
             return
-        yield from self._places()
+        if self.plan.tiling.teams:
+            yield from self._by_teams()
+            return
+        yield from self._places("blockIdx.x")
+        yield from self._starts(moved=True)
         yield ""
         tiling = self.plan.tiling
         yield f"float {c.sums}[{tiling.m}][{tiling.n}][4] = {{}};"
@@ -83,7 +112,11 @@ class ProductWriter:
         yield from epilogue.laid_out()
 
     def _if_wanted(self) -> str:
-        """The condition that some point of the block's tile is wanted, where not all are."""
+        """The head of what is done for tiles of which some point is wanted, where not all are."""
+        return f"if ({self._is_wanted()}) " if self.wanted else ""
+
+    def _is_wanted(self) -> str:
+        """The condition that some point of the tile is wanted, where not all are."""
         c = self.c
         if self.wanted is None:
             return ""
@@ -94,7 +127,7 @@ class ProductWriter:
             factor = index.stride(axis) or 0
             furthest = f"({first} + {c.Tile}::{size} - 1)" if factor > 0 else first
             most += [f"{'+' if factor > 0 else '-'} {abs(factor)} * {furthest}"] if factor else []
-        return f"if ({self.index_type}({index.constant}) {' '.join(most)} >= {self.wanted.least}) "
+        return f"{self.index_type}({index.constant}) {' '.join(most)} >= {self.wanted.least}"
 
     def _by_iterations(self) -> Iterable[str]:
         """The same for blocks that stay, whose groups of warps take one tile after another."""
@@ -129,6 +162,50 @@ class ProductWriter:
             f"for (int {c.number} = {c.tile}.first(); {c.number} < {c.tile}.end(); {c.number} += {c.Tile}::next())",
             lines,
         )
+
+    def _by_teams(self) -> Iterable[str]:
+        """The same for blocks that stay, in which a thread copies, and teams of others take tiles by turns."""
+        c = self.c
+        members = self.plan.tiling.members
+        high, long = self.plan.tiles
+        count = self.plan.batches * ceil(high / members) * long
+        head = f"for (int {c.number} = {c.Tile}::first(); {c.number} < {count}; {c.number} += {c.Tile}::next())"
+        places, end = [*self._places(c.number)], c.last
+        if self.wanted:
+            places, end = [*places, f"const int64_t {c.end} = {self._is_wanted()} ? {c.last} : {c.first};"], c.end
+        operands = ", ".join((c.left, c.right, *self._matrices()))
+        copied = f"{c.tile}.copy({operands}, {c.first_row}, {c.first_column}, {c.first}, {end});"
+        copying = ["#pragma unroll 1", *block(head, [*places, copied])]
+        yield f"{c.Tile} {c.tile}({c.pool});"
+        yield from block(
+            f"if ({c.tile}.copies())",
+            [f"{c.tile}.leave_registers();", *copying, f"{c.Tile}::end();", "return;"],
+        )
+        yield f"{c.tile}.take_registers();"
+        what = self.kernel, self.program, self.plan, self.pointers, self.printer
+        direct = Direct(*what)
+        lines = [
+            *places,
+            f"if (!{c.tile}.takes({c.first}, {end})) continue;",
+            f"float {c.sums}[1][{self.plan.tiling.n}][4];",
+            f"{c.tile}.run({c.sums});",
+            *([f"if ({c.place}.row >= {high}) continue;"] if high % members else []),
+            f"const int {c.lane} = threadIdx.x % 32;",
+            *direct.rescaled(),
+        ]
+        if direct.serves:
+            lines += direct.write()
+        else:
+            epilogue = Epilogue(*what)
+            lines += [*epilogue.early(), f"float* const {c.room} = {c.tile}.room();", *epilogue.in_strips()]
+        yield "#pragma unroll 1"
+        yield from block(head, lines)
+        yield f"{c.Tile}::end();"
+
+    def _matrices(self) -> Iterable[str]:
+        """Which matrix of each operand the tile is of."""
+        for operand in (self.product.left, self.product.right):
+            yield self.c.batch if operand.batch and self.batches.size > 1 else "0"
 
     def _source(self, filling: Filling) -> str:
         """What the right operand is made of, as a type."""
@@ -177,6 +254,9 @@ class ProductWriter:
             shape = f"{tiling.n}, {tiling.iterations}, {tiling.stages}, {tiling.strip}"
             shape += f", {c.Source}" if self.product.fills else ""
             return f"fp::TurnMultiplier<{c.Left}, {c.Right}, fp::TurnTiles<{tiles}>, {shape}>"
+        if tiling.teams:
+            numbers = tiling.teams, tiling.warp_rows // 4, tiling.n, tiling.stages, tiling.strip, tiling.members
+            return f"fp::TeamMultiplier<{c.Left}, {c.Right}, {', '.join(map(str, numbers))}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
             warps = f"{tiling.warp_rows}, {tiling.warp_columns}"
@@ -186,24 +266,26 @@ class ProductWriter:
         arithmetic = f"fp::Arithmetic::{_ARITHMETIC[self.product.arithmetic]}"
         return f"fp::{kind}<{arithmetic}, {c.Left}, {c.Right}, {', '.join(map(str, numbers))}>"
 
-    def _places(self) -> Iterable[str]:
-        """Which tile of which matrix is the block's, and which terms of the sums."""
+    def _places(self, number: str) -> Iterable[str]:
+        """Which tile of which matrix tile `number` of all is, and which terms of the sums."""
         c = self.c
         plan, product = self.plan, self.product
         high, long = plan.tiles
-        count = high * long
-        yield f"const fp::TilePlace<{high}, {long}, {GROUP}> {c.place}(blockIdx.x % {count});"
+        place, members = f"fp::TilePlace<{high}, {long}, {GROUP}>", plan.tiling.members
+        if members > 1:
+            place = f"fp::MemberPlace<{ceil(high / members)}, {long}, {GROUP // members}, {members}>"
+        count = ceil(high / members) * long
+        yield f"const {place} {c.place}({number} % {count});"
         yield f"const int64_t {c.first_row} = {c.place}.row * {c.Tile}::rows, {c.first_column} = {c.place}.column * {c.Tile}::columns;"
         batches = self.batches.size
         if batches > 1:
-            yield f"const int {c.batch} = blockIdx.x / {count} % {batches};"
+            yield f"const int {c.batch} = {number} / {count} % {batches};"
         if product.pieces > 1:
-            yield f"const int {c.piece} = blockIdx.x / {count * batches};"
+            yield f"const int {c.piece} = {number} / {count * batches};"
             yield f"const int64_t {c.first} = int64_t({c.piece}) * {product.length};"
             yield f"const int64_t {c.last} = {c.first} + {product.length} < {product.inner} ? {c.first} + {product.length} : {product.inner};"
         else:
             yield f"const int64_t {c.first} = 0, {c.last} = {product.inner};"
-        yield from self._starts(moved=True)
 
     def _starts(self, *, moved: bool) -> Iterable[str]:
         """Where the operands begin, those of the block's matrix where `moved`."""
