@@ -32,7 +32,6 @@ from fusepass.codegen.schedule.rows import (
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
-from fusepass.codegen.schedule.staged import staged
 
 _BLOCK = 64  # least threads of a block
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
@@ -47,8 +46,7 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
     `together`: see `rows_together`; where tiles are exchanged.
     """
     empty = not shape.rows or (shape.kernel.reduction_loops and not shape.cols)
-    shared = shape.kernel.team is not None or shape.kernel.cluster > 1
-    shared = shared or (isinstance(plan, Rows) and plan.split is not None)
+    shared = shape.kernel.team is not None or (isinstance(plan, Rows) and plan.split is not None)
     if shared or shape.kernel.scans or empty:
         return
     match plan:
@@ -99,7 +97,7 @@ def _inner(shape: Shape, plan: Rows) -> Iterator[Rows]:
                 keep = Keep.PACKED if packed else Keep.REGISTERS
                 kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=keep)
                 kept = exchanging_rows(kept, transposing, shape)
-                yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
+                yield replace(kept, resident=resident_blocks(shape, kept))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
                 yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))

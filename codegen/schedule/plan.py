@@ -18,7 +18,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, TeamPart
+from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
 
 P = TypeVar("P", covariant=True)
 
@@ -125,11 +125,6 @@ class Schedule:
     @property
     def team(self) -> TeamPart | None:
         """Blocks that share rows."""
-        return None
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """Blocks that share a row, and each other's shared memory."""
         return None
 
     @property

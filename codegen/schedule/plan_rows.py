@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.schedule.plan import Keep, Merging, Schedule
-from fusepass.codegen.schedule.plan_team import Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_team import Pieces, TeamPart
 
 _LINE = 8  # vectors of 16 bytes in a cache line
 
@@ -32,15 +32,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Buffers that all rows meet along their columns, in the last phase alone: their vectors of the first `steps` steps are copied to shared
-    memory while a row is reduced."""
-
-    steps: int
-    buffers: frozenset[str]
-
-
-@dataclass(frozen=True)
 class Rows(Schedule):
     """Vectors along the columns: `lanes` threads share a row, `groups` rows make a block. `width` divides a row unless it has a `start`.
 
@@ -48,7 +39,6 @@ class Rows(Schedule):
         keep: where values stay between phases. In registers, `unroll` covers the whole row.
         start: where rows begin, where that may be anywhere.
         exchanges: whether stores that are contiguous along the rows go through shared memory.
-        staged: what is copied to shared memory while a row in registers is reduced.
         split: how blocks share rows; None where each has rows to itself.
         backward: with a running reduction, whether columns are counted, and run over, from their other end.
     """
@@ -58,17 +48,12 @@ class Rows(Schedule):
     keep: Keep = Keep.NOTHING
     start: Start | None = None
     exchanges: bool = False
-    staged: Staged | None = None
-    split: TeamPart | Cluster | Pieces | None = None
+    split: TeamPart | Pieces | None = None
     backward: bool = False
 
     @property
     def team(self) -> TeamPart | None:
         return self.split if isinstance(self.split, TeamPart) else None
-
-    @property
-    def cluster(self) -> Cluster | None:
-        return self.split if isinstance(self.split, Cluster) else None
 
     @property
     def pieces(self) -> Pieces | None:
@@ -126,7 +111,7 @@ class Rows(Schedule):
         return self.start is not None and not self.ends_apart
 
     def vectors_of_thread(self, cols: int) -> int:
-        members = self.split.members if isinstance(self.split, TeamPart | Cluster) else 1
+        members = self.team.members if self.team else 1
         return -(-self.vectors(cols) // (self.lanes * members))
 
     @property
@@ -146,16 +131,13 @@ class Rows(Schedule):
     def shape(self) -> str:
         team, buffer = self.team, self.buffer
         shared = f"teams of {team.members}, " if team else ""
-        shared = f"clusters of {self.cluster.members}, " if self.cluster else shared
         kept, _, how = self.keep.value.partition(", ")
         kept += f" for {team.kept} of {team.part} vectors" if team and team.kept < team.part else ""
         kept += f" and {team.held} a thread in registers" if team and team.held else ""
         kept += f", {how}" if how else ""
         if buffer:
             kept += f", a ring of {buffer.places} places"
-            kept += f", meetings for {buffer.together} rows" if buffer.together > 1 else ""
             kept += f", {buffer.waiting} vectors of weights a thread in registers" if buffer.waiting else ""
-        kept += f", weights of {self.staged.steps} steps in shared memory" if self.staged else ""
         kept += f", pieces of {self.pieces.rows} rows" if self.pieces else ""
         kept += ", the next one under way" if self.pieces and self.pieces.early else ""
         kept += ", stores exchanged" if self.exchanges else ""

@@ -11,15 +11,13 @@ class CircularBuffer:
 
     Attributes:
         places: of `unroll` vectors for each thread.
-        ahead: how many places what is reduced is ahead of what is stored: at least those of `together` rows, fewer than those of one more.
-        together: for how many rows a team meets at once.
+        ahead: how many places what is reduced is ahead of what is stored: at least those of a row, fewer than those of two.
         nearer: how many places ahead of its copies loaded vectors are brought to the L2 cache; 0 for not at all.
         waiting: vectors of what is the same for all rows that each thread holds in registers, evenly spread.
     """
 
     places: int
     ahead: int
-    together: int = 1
     nearer: int = 0
     waiting: int = 0
 
@@ -45,19 +43,6 @@ class TeamPart:
     def on_chip(self, lanes: int) -> int:
         """Vectors of its part of a row that a block of so many lanes need not read again."""
         return min(self.kept + self.held * lanes, self.part)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Blocks that share a row, and show each other their states in their shared memory.
-
-    Attributes:
-        members: blocks of a cluster, two at least.
-        part: vectors of a row that each has.
-    """
-
-    members: int
-    part: int
 
 
 @dataclass(frozen=True)

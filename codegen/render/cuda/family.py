@@ -140,10 +140,6 @@ class Family(abc.ABC, Generic[P]):
         """Of sizes that come at run time."""
         return "int"
 
-    def cluster(self, plan: P) -> int:
-        """Blocks of a cluster."""
-        return 1
-
 
 def register(family: Family[Any]) -> None:
     """Let `family` compete for the kernels that it takes.

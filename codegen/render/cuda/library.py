@@ -86,7 +86,7 @@ def render_cuda(
         place = Place(program, pointers, names.copy())
         alone = _kernel_text(kernel, name, family, plan, place, described=not general)
         kernels.append(replace(alone, body=(*once, *alone.body)))
-        launches += _launch(kernel, name, program, plan, family.cluster(plan), pointers, names.copy())
+        launches += _launch(kernel, name, program, plan, pointers, names.copy())
     zeroed = sum(kernel.team is not None for _, kernel, _ in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
@@ -175,7 +175,6 @@ def _launch(
     name: str,
     program: Program,
     plan: Plan,
-    cluster: int,
     pointers: dict[str, str],
     names: Identifiers,
 ) -> list[str]:
@@ -192,9 +191,6 @@ def _launch(
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
         return braces([start, *passed, f"if ({error} != 0) return {error};"])
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
-    if cluster > 1:
-        shape = f"{cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
-        return [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
     return [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
 
 

@@ -105,12 +105,7 @@ class CircularBufferWriter(KernelWriter):
         self._say("a later row's reduction, results, and copies to the place that they leave")
         top.lines += self._over_steps(steps)
         self.places.check()
-        lines = [*top.lines[:before], *block(frame.row_loop, self._whole_iteration(before))]
-        return written(lines)
-
-    def _whole_iteration(self, begin: int) -> list[str]:
-        """The lines of an iteration, which `begin` there."""
-        return self.top.lines[begin:]
+        return written([*top.lines[:before], *block(frame.row_loop, top.lines[before:])])
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each step of a row."""
@@ -155,10 +150,6 @@ class CircularBufferWriter(KernelWriter):
         within = f"({self.q} + {steps}) % {plan.iterations}" if steps else self.q
         value = f"{frame.tile.start} + {within} * {plan.unroll * frame.tile.step}"
         return scope.constant(frame.index_type, start, value)
-
-    def _at_hand(self) -> str:
-        """The condition that there is a row at hand."""
-        return f"{self.frame.iteration} >= 0"
 
     def _exists(self, row: str) -> str:
         return f"if ({row} >= 0 && {row} < {self.rows_in_iteration})"
@@ -212,7 +203,7 @@ class CircularBufferWriter(KernelWriter):
         frame.printer.expect(roots)
         phase = Phase(tuple(roots), (), frame.kernel.stores, self.kept, ())
         self.all_steps(scope, phase, frame.tile, start, coming)
-        return block(f"if ({self._at_hand()})", scope.lines)
+        return block(f"if ({frame.iteration} >= 0)", scope.lines)
 
     def _copy_step(self) -> list[str]:
         frame = self.frame

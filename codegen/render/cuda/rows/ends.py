@@ -63,8 +63,7 @@ class Ends:
 
     def _guards(self) -> list[str]:
         """What holds for threads that have an element."""
-        frame = self.frame
-        return [f"{frame.end} < {free(frame.kernel.col_count)}"] + ([f"{frame.member} == 0"] if frame.member else [])
+        return [f"{self.frame.end} < {free(self.frame.kernel.col_count)}"]
 
     def _inside(self) -> Scope:
         """A scope of such threads, the element's place known."""

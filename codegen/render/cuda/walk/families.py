@@ -12,7 +12,6 @@ from fusepass.codegen.render.cuda.family import Family, Headers, Place, Text
 from fusepass.codegen.render.cuda.rows.circular_buffer import CircularBufferWriter
 from fusepass.codegen.render.cuda.rows.multi_row import MultiRowWriter
 from fusepass.codegen.render.cuda.rows.scan import ScanWriter
-from fusepass.codegen.render.cuda.rows.together import TogetherWriter
 from fusepass.codegen.render.cuda.walk.coordinates import LAUNCHED, Grid, framed
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter
 from fusepass.codegen.render.spelling import block
@@ -33,12 +32,10 @@ class Walk(Family[Schedule]):
         (lambda kernel, plan: kernel.scans, ("fp_scan.cuh",)),
         (lambda kernel, plan: kernel.team is not None, ("fp_instructions.cuh", "fp_team.cuh")),
         (lambda kernel, plan: kernel.team is not None and kernel.team.strip > 1, ("fp_strips.cuh",)),
-        (lambda kernel, plan: plan.cluster is not None, ("fp_cluster.cuh",)),
         (
             lambda kernel, plan: isinstance(plan, Rows) and plan.keep is Keep.FETCHED,
             ("fp_instructions.cuh", "fp_team.cuh"),
         ),
-        (lambda kernel, plan: isinstance(plan, Rows) and plan.staged is not None, ("fp_barriers.cuh",)),
     )
 
     def __init__(self, rule: Rule, writer: Writer) -> None:
@@ -64,9 +61,6 @@ class Walk(Family[Schedule]):
 
     def index_type(self, plan: Schedule) -> str:
         return "int64_t" if plan.memory.wide else "int"
-
-    def cluster(self, plan: Schedule) -> int:
-        return plan.cluster.members if plan.cluster else 1
 
     def describe(self, kernel: Kernel, plan: Schedule) -> str:
         shape = f"{kernel.row_count} rows" if kernel.reduction_loops else f"{kernel.row_count} elements"
@@ -94,9 +88,7 @@ def _of_strips(plan: Schedule) -> type[KernelWriter]:
 
 
 def _of_team(plan: Schedule) -> type[KernelWriter]:
-    if plan.buffer is None:
-        return KernelWriter
-    return CircularBufferWriter if plan.buffer.together == 1 else TogetherWriter
+    return CircularBufferWriter if plan.buffer else KernelWriter
 
 
 _WRITERS: dict[str, Writer] = {SCAN.name: lambda plan: ScanWriter, STRIPS.name: _of_strips, TEAM.name: _of_team}

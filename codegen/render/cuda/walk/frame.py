@@ -131,7 +131,6 @@ class Frame:
         self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
-        self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
         # Of a block that has a piece of the rows: its number among those of a sample, the sample's first row, one past the piece's last one,
@@ -139,7 +138,6 @@ class Frame:
         self.piece, self.sample, self.end_of_piece, self.group = "", "", "", "0"
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
         self.iteration = ""  # with a circular buffer, the row at hand, or less than 0 before the first one
-        self.first_iteration = ""  # the first of the rows for which a team meets at once
         self.output_tile: OutputTilePlace | None = None
         # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
@@ -151,9 +149,6 @@ class Frame:
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.head = ""  # how many elements of the row come before its first whole vector, where ends are apart
         self.end = ""  # which of the row's elements at its ends a thread has, if one is there
-        self.staged: dict[
-            str, str
-        ] = {}  # buffers of which the first steps' vectors wait in shared memory, with their C names there
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile: Tile  # what a thread works on
 
@@ -242,9 +237,7 @@ class Frame:
         plan = self.in_rows
         if plan is None or self.tile.loop or plan.general or plan.run or plan.team or plan.unroll == 1:
             return ""
-        # Vectors that are not the last block's.
-        others = (plan.cluster.members - 1) * plan.cluster.part if plan.cluster else 0
-        last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
+        last = plan.vectors(self.kernel.col_count) - 2 - plan.lanes  # the last two may end behind the row
         return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 
     def is_aligned(self, buffer: str) -> bool:
@@ -297,7 +290,7 @@ class Frame:
     def _all_but(self, tile: Tile) -> int:
         """The largest first number of a step, without a thread's own, of which all vectors are known to be there."""
         plan = self.in_rows
-        if plan is None or not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster:
+        if plan is None or not plan.ends_apart or tile.loop or self.unroll == 1:
             return -1
         return (self.kernel.col_count - plan.unit + 1) // plan.width - tile.step
 

@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda.output_tile.lines import LineWindows
 from fusepass.codegen.render.cuda.output_tile.planes import PlaneTiles
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles
 from fusepass.codegen.render.cuda.rows.ends import Ends
-from fusepass.codegen.render.cuda.rows.fetches import Fetches, Staged, prefetch_row
+from fusepass.codegen.render.cuda.rows.fetches import Fetches, prefetch_row
 from fusepass.codegen.render.cuda.rows.over_rows import OverRows
 from fusepass.codegen.render.cuda.transpose.across import read_in, write_out
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, exchanges
@@ -100,10 +100,7 @@ class KernelWriter:
         if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)
-        self.staged = Staged(frame) if frame.in_rows and frame.in_rows.staged else None
-        self.arrived = (
-            self.staged.begun() if self.staged is not None else []
-        )  # what the loads of a phase are followed by
+        self.arrived: list[str] = []  # what the loads of a phase are followed by
         self.overflow_flagged = ""  # whether a thread has met an overflow flag
 
     def write(self) -> list[str]:
@@ -151,8 +148,6 @@ class KernelWriter:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.reduction_loops:
             self._say("results")
-        if self.staged is not None:
-            self.top.lines += self.staged.awaited()
         overflow_flag, roots = self.frame.kernel.overflow_flag, [store.value for store in stores]
         roots += self.frame.kernel.partials.values if self.frame.kernel.partials is not None else ()
         if overflow_flag is not None:

@@ -33,7 +33,6 @@ class Ahead:
         under_way: whether it was issued in the step before.
         stays: whether all rows need it, so that the cache should have it.
         late: whether a step issues it for itself: those of all steps would take the registers that hold the row.
-        staged: where the vectors of the first steps wait in shared memory, if they do.
         turn: its number among loads into one variable, of which a thread needs one.
         whole: what that variable is whichever was loaded, and as which value of this load, if it is a concatenation as it is.
     """
@@ -47,7 +46,6 @@ class Ahead:
     under_way: bool = False
     stays: bool = False
     late: bool = False
-    staged: str = ""
     turn: int = 0
     whole: tuple[Expr, Expr] | None = None
 
@@ -82,8 +80,7 @@ def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
     wide = frame.is_wide(load.buffer, load.index)
-    staged = frame.staged.get(load.buffer, "")
-    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide), staged=staged)
+    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide))
 
 
 def _late(frame: Frame, load: Load, wide: bool) -> bool:
@@ -195,7 +192,7 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
             left, before = f"{extent} - {start}", frame.before_end()
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
             call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
-        inside.lines.append(f"{target} = {_staged_or(frame, each.staged, call) if each.staged else call};")
+        inside.lines.append(f"{target} = {call};")
     elif each.lanes and (found := frame.picked(each.load.buffer, index)) is not None:
         lanes, whole = inside.child(), frame.names.numbered(f"{each.name}_of")
         start = inside.operand(found.start)
@@ -217,14 +214,6 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = fp::load<fp::Reuse::none>({pointer} + {inside.operand(index)});")
     else:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
-
-
-def _staged_or(frame: Frame, place: str, call: str) -> str:
-    """The vector of step `u` where it waits in shared memory, or what `call` loads in later steps."""
-    plan = frame.schedule
-    here = f"fp::as_vector<{plan.width}>({place}[({frame.number(frame.tile, frame.tile.start)}) * {plan.width}])"
-    steps = frame.in_rows.staged.steps if frame.in_rows and frame.in_rows.staged else plan.unroll
-    return f"{frame.u} < {steps} ? {here} : {call}" if steps < plan.unroll else here
 
 
 _REGISTERS = 255  # of a thread, at most
@@ -251,7 +240,7 @@ def _turns(found: Concatenation, ahead: Sequence[Ahead]) -> list[Ahead]:
     """The loads that are all that their pieces load, and of one kind."""
     bounds = {id(load): bound for bound, value in found.pieces for load in walk(value) if isinstance(load, Load)}
     own = [each for each in ahead if each.guard and each.guard == (bounds.get(id(each.load)),)]
-    own = [each for each in own if not (each.turn or each.whole or each.late or each.staged or each.under_way)]
+    own = [each for each in own if not (each.turn or each.whole or each.late or each.under_way)]
     guards, kinds = [each.guard for each in own], [(each.load.dtype, each.lanes) for each in own]
     pairs = zip(own, kinds, strict=True)
     return [each for each, kind in pairs if kind == kinds[0] and guards.count(each.guard) == 1]
