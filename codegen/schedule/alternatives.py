@@ -14,7 +14,7 @@ from dataclasses import replace
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.flat import covering, has_long_functions, pointwise, transposing
+from fusepass.codegen.schedule.flat import has_long_functions, pointwise, transposing
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.plan_columns import Columns
@@ -54,7 +54,6 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
             yield from _pointwise(shape, plan)
         case Transposed():
             yield from (transposing(shape, plan.columns, together, tile) for tile in _TILES)
-            yield from covering(shape, plan.columns, together)
         case Rows():
             yield from _inner(shape, plan)
         case Columns():

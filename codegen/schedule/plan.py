@@ -178,11 +178,6 @@ class Schedule:
         """How many times the distance of a thread's vectors was doubled."""
         return 0.0
 
-    @property
-    def covered(self) -> bool:
-        """Whether aligned vectors bring what begins anywhere."""
-        return False
-
     def shape(self) -> str:
         """What a block and its threads have, for reports."""
         raise NotImplementedError

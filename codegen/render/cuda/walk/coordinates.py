@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.output_tile.place import output_tile_place
-from fusepass.codegen.render.cuda.walk.frame import Frame, Number, Turned
+from fusepass.codegen.render.cuda.walk.frame import Frame, Number
 from fusepass.codegen.render.cuda.walk.tile import Tile, arrange
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import Constant, Identifiers
@@ -251,14 +251,10 @@ class Coordinates:
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self.frame.read_constant("group", f"threadIdx.x / {plan.lanes}")
         along = lane if plan.width == 1 else f"{lane} * {plan.width}"
-        if plan.turned:
-            turned = self.frame.turned = Turned(lane, *map(self.names.exact, ("turned", "row", "live")))
-            along = lane = turned.place
         self.frame.first_along, self.frame.place = first, (lane, group)
         if plan.overlap:
             self.frame.own_row = f"unsigned({along})"
-        if not plan.turned:
-            self._define_row(f"{first} + {along}", rows, plan.width)
+        self._define_row(f"{first} + {along}", rows, plan.width)
         start = group
         if across := self.frame.first_across:
             start = self.frame.read_constant("start", lambda: f"{across} + {group}")

@@ -16,7 +16,6 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role, Store
-from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
 from fusepass.codegen.render.cuda.walk.tile import Arranged, Tile
@@ -29,16 +28,6 @@ from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import ACCESS
-
-
-@dataclass(frozen=True)
-class Turned:
-    """C names of a thread's number, and of what it has in the column at hand: a place in the tile, a row, and whether there is that row."""
-
-    lane: str
-    place: str
-    row: str
-    live: str
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,6 @@ class Frame:
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         # The run of columns in which a vector lies.
         self.run = names.exact("run") if self.start and self.start.run else ""
-        self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
@@ -355,8 +343,6 @@ class Frame:
         if tile.axis is not None:
             plain = text if text in ("0", self.u) else None
             scope.define_axis(tile.axis, plain or scope.constant(self.index_type, tile.variable, text))
-        if self.turned is not None:
-            define_turned_row(self, scope, self.turned)
 
     def _position(self, scope: Scope, tile: Tile, place: str | Number) -> str:
         number = f"{tile.base} + {place}" if tile.base else str(place)
@@ -377,21 +363,3 @@ class Frame:
         run, each = self.kernel.cols[0], free(plan.vectors_of_run(self.kernel.col_count))
         scope.define_axis(run, scope.constant(self.index_type, self.run, f"fp::div({number}, {each})"))
         return f"fp::mod({number}, {each})"
-
-
-def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
-    """Define, for the column at hand in `scope`, the row of a thread: see `Transposed.turned`. Any turn gives each row to one thread; this one
-    lets warps begin at sectors, unless what lies together in memory ends in the tile."""
-    row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
-    assert row is not None
-    stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
-    begin, first = scope.child(), frame.first_along
-    begin.define_axis(row, first)
-    past = f"fp::mod({begin.index(stored)}, {frame.overlap})"
-    scope.lines += [
-        *begin.lines,
-        f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",
-        f"const {frame.index_type} {turned.row} = fp::least({first} + {turned.place}, {free(count - 1)});",
-        f"const bool {turned.live} = {first} + {turned.place} < {free(count)};",
-    ]
-    scope.define_axis(row, turned.row)

@@ -68,5 +68,4 @@ def _own(frame: Frame, store: Store, step: Scope) -> str:
     first = frame.first_lane(store.index)
     run = step.index(axis_index(row) % neighbours(first, row))
     past = f"fp::least(unsigned({step.index(first)}) % {frame.overlap}, unsigned({run}))"
-    own = f"{frame.own_row} - {past} < {frame.own_rows}"
-    return own if frame.turned is None else f"{frame.turned.live} && {own}"
+    return f"{frame.own_row} - {past} < {frame.own_rows}"
