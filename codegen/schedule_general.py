@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS
 from fusepass.codegen.schedule.shape import ceil
 

@@ -17,10 +17,9 @@ from fusepass.codegen.schedule.deep import has_deep_windows
 from fusepass.codegen.schedule.flat import has_long_functions, pointwise, transposing
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import LineTile, OutputTile, PlaneTile
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,

@@ -16,9 +16,8 @@ from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, TeamPart
 from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     can_fetch,

@@ -10,9 +10,8 @@ from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
 from fusepass.codegen.ir.transpose import Transpose
 from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS, LINE
 
 

@@ -15,10 +15,8 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.machine import ARCHITECTURES, Machine, machine_of
 from fusepass.codegen.render.cuda.families import SHIPPED
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows, Start
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Pieces, TeamPart
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows, Start
 from fusepass.codegen.schedule_convolution.tiles import Launch
 from fusepass.codegen.schedule_cpu import CpuSchedule
 from fusepass.codegen.schedule_product import ProductSchedule

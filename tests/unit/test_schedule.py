@@ -20,12 +20,10 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 from tests.support.regions import NO_SPLIT, region

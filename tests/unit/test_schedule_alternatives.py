@@ -10,8 +10,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import STATIC_SHARED, states_of_thread
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler

@@ -8,9 +8,8 @@ from typing import Any
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
-from fusepass.codegen.render.cuda.families import laid
+from fusepass.codegen.render.cuda.families import INDIRECT, headers_of, laid
 from fusepass.codegen.render.cuda.family import Family, Place, Plan
-from fusepass.codegen.render.cuda.headers import INDIRECT, headers_of
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, braces

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.render.cuda.rows.fetches import Fetches
+from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
-from fusepass.codegen.render.cuda.walk.loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, block, written
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 
 @dataclass(frozen=True)

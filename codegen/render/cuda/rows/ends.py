@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Store
+from fusepass.codegen.render.cuda.walk.accesses import needed
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.cuda.walk.loads import needed
 from fusepass.codegen.render.cuda.walk.states import State, pushed_one
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.expr import Expr, Load
+from fusepass.codegen.render.cuda.walk.accesses import loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame, Number
-from fusepass.codegen.render.cuda.walk.loads import loads_ahead
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope

@@ -17,9 +17,8 @@ from fusepass.codegen.ir.vectors import at_whole, split_index
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Constant
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.transpose import exchange_tile
 from fusepass.errors import RenderError

@@ -10,12 +10,10 @@ from fusepass.codegen.render.cuda.walk.frame import Frame, Number
 from fusepass.codegen.render.cuda.walk.tile import Tile, arrange
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import Constant, Identifiers
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import DeepTile, OutputTile
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.errors import RenderError
 
 

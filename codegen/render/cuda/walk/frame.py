@@ -23,10 +23,9 @@ from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Constant, Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
 
 

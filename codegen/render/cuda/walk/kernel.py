@@ -23,9 +23,7 @@ from fusepass.codegen.render.cuda.rows.fetches import Fetches, prefetch_row
 from fusepass.codegen.render.cuda.rows.over_rows import OverRows
 from fusepass.codegen.render.cuda.transpose.across import read_in, write_out
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, exchanges
-from fusepass.codegen.render.cuda.walk.frame import Around, Frame
-from fusepass.codegen.render.cuda.walk.kept import KeptPlaces, values_to_keep
-from fusepass.codegen.render.cuda.walk.loads import (
+from fusepass.codegen.render.cuda.walk.accesses import (
     Ahead,
     by_turns,
     declare,
@@ -33,8 +31,10 @@ from fusepass.codegen.render.cuda.walk.loads import (
     load_steps,
     load_turns,
     loads_ahead,
+    write_store,
 )
-from fusepass.codegen.render.cuda.walk.row_values import RowValues
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.kept import KeptPlaces, RowValues, values_to_keep
 from fusepass.codegen.render.cuda.walk.states import (
     State,
     declare_state,
@@ -43,15 +43,14 @@ from fusepass.codegen.render.cuda.walk.states import (
     name_results,
     push,
 )
-from fusepass.codegen.render.cuda.walk.stores import write_store
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.cuda.walk.windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, bare, block, written
 from fusepass.codegen.schedule.plan import Keep
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_output_tile import LineTile
+from fusepass.codegen.schedule.plan_rows import Columns
 from fusepass.errors import RenderError
 
 

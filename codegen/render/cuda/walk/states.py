@@ -13,8 +13,7 @@ from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope, is_term
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 _MANY = 24  # equal numbers are off by at most 3.9e-7 of their sum then, 4 units in the last place being 4.8e-7
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
