@@ -83,11 +83,6 @@ class DeviceFacts:
         return self.machine.tensor_cores
 
     @property
-    def clusters(self) -> bool:
-        """Whether blocks form clusters, and one thread copies whole rows to shared memory."""
-        return self.machine.clusters
-
-    @property
     def warp_groups(self) -> bool:
         """Whether four warps multiply together, by instructions that read shared memory."""
         return self.machine.warp_groups

@@ -190,7 +190,7 @@ def obstacle(program: Program) -> str | None:
         if kernel.anchor is not None:
             what = "matrix product" if isinstance(kernel.anchor, Product) else "convolution"
             return f"a generated {what} is laid out for its sizes"
-        if kernel.team is not None or kernel.cluster > 1:
+        if kernel.team is not None:
             return "blocks that share rows are laid out for their sizes"
         if kernel.reduces_over_rows:
             return "what blocks reduce over rows is laid out for their number"

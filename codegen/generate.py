@@ -27,7 +27,6 @@ from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.pipeline import Known, PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.codegen.render import describe, render
-from fusepass.codegen.schedule.cluster import cluster_size
 from fusepass.codegen.schedule.columns import stays
 from fusepass.codegen.schedule.deep import has_deep_windows, serves_deep
 from fusepass.codegen.schedule.multi_row import strip_team
@@ -211,7 +210,6 @@ def pass_options(
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
             scanned=lambda program, kernel: rows_stay(_ordered(program, kernel), program, facts),
             seconds=lambda program, kernel: seconds_with_windows(program, kernel, facts),
-            clusters=lambda program, kernel: cluster_size(program, kernel, facts) if teams else 1,
             teams=lambda program, kernel: team_size(program, kernel, facts) if teams else None,
             strips=lambda program, kernel: strip_team(program, kernel, facts) if teams else None,
             beginnings=lambda program, kernel: beginnings(program, kernel, facts),

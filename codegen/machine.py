@@ -69,7 +69,6 @@ class Machine:
         registers: of 32 bits, of a multiprocessor.
         copies: whether copies to shared memory go on while threads compute.
         tensor_cores: whether tensor cores multiply float32 as TF32, and 16-bit numbers.
-        clusters: whether blocks form clusters, and one thread copies whole rows to shared memory.
         warp_groups: whether four warps multiply together, by instructions that read shared memory.
         rates: of a multiprocessor.
     """
@@ -83,7 +82,6 @@ class Machine:
     registers: int = 65536
     copies: bool = True
     tensor_cores: bool = True
-    clusters: bool = False
     warp_groups: bool = False
     rates: Rates = Rates()
 
@@ -95,9 +93,9 @@ ARCHITECTURES: Final[Mapping[str, Machine]] = {
     "sm_80": Machine("NVIDIA A100", 108, 40 << 20, 1.35e12, 163 << 10, 2048),
     "sm_86": Machine("NVIDIA A40", 84, 6 << 20, 0.61e12, 99 << 10, 1536),
     "sm_89": Machine("NVIDIA L40S", 142, 96 << 20, 0.75e12, 99 << 10, 1536),
-    "sm_90": Machine("NVIDIA H200", 132, 60 << 20, 4.27e12, 227 << 10, 2048, clusters=True, warp_groups=True),
-    "sm_100": Machine("NVIDIA B200", 148, 126 << 20, 6.96e12, 227 << 10, 2048, clusters=True),
-    "sm_120": Machine("NVIDIA GeForce RTX 5090", 170, 96 << 20, 1.56e12, 99 << 10, 1536, clusters=True),
+    "sm_90": Machine("NVIDIA H200", 132, 60 << 20, 4.27e12, 227 << 10, 2048, warp_groups=True),
+    "sm_100": Machine("NVIDIA B200", 148, 126 << 20, 6.96e12, 227 << 10, 2048),
+    "sm_120": Machine("NVIDIA GeForce RTX 5090", 170, 96 << 20, 1.56e12, 99 << 10, 1536),
 }
 """Those that code is generated for, the oldest first."""
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import FEW_ELEMENTS
 from fusepass.codegen.schedule.shape import ceil
 
@@ -52,7 +51,6 @@ def generalised(plan: Schedule, kernel: Kernel, *, coarse: bool) -> Schedule:
             return _with_rows(replace(pieces, lanes=lanes, unroll=_unroll(pieces)), kernel)
         case Rows():
             plan = replace(plan, keep=Keep.SHARED) if plan.keep is Keep.FETCHED else plan
-            plan = replace(plan, staged=None, shared_bytes=0) if plan.staged else plan
             if plan.keep.in_registers:  # of rows that begin anywhere vectors overhang both ends
                 plan = replace(plan, unroll=max(plan.unroll, ceil(plan.vectors(kernel.col_count), plan.lanes)))
             if plan.keep.in_registers and plan.unroll * plan.width > _MOST_ELEMENTS:

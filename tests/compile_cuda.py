@@ -29,7 +29,7 @@ _BATCH = 128
 # The device's part alone, for which the host's is read and checked, too. What is compiled does not run: it need not be fast.
 _FLAGS = ("-cubin", "-o", "/dev/null", "-Xptxas", "-v")
 _QUICK = "--Ofast-compile"  # of CUDA 12.9 and later
-_LAUNCH = re.compile(r"fp::launch(?:_(clusters|teams))?<(\w+)>\(([^;]*?) stream,")
+_LAUNCH = re.compile(r"fp::launch(_teams)?<(\w+)>\(([^;]*?) stream,")
 _DECLARED = re.compile(r"Compiling entry function '(\w+)'.*(?:\n.*)*?\n.*Used \d+ registers(?:.*?(\d+) bytes smem)?")
 
 

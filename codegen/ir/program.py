@@ -104,9 +104,6 @@ class Store:
     value: Expr
 
 
-CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster that every device with clusters has
-
-
 @dataclass(frozen=True)
 class Team:
     """Blocks that share each row of a kernel, all resident at the same time.
@@ -116,14 +113,12 @@ class Team:
         teams: how many there are at most; they take one row after another in turn.
         exchange: the temporary through which the members show each other their reduction states.
         strip: neighbouring rows that a team takes at once.
-        together: rows, one after another, for which a team meets at once.
     """
 
     members: int
     teams: int
     exchange: str
     strip: int = 1
-    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -174,8 +169,8 @@ class Kernel:
     """One launch over ``rows x cols``; see the module's text. With a product, points that are not `within` bounds do not exist.
 
     A kernel without an anchor may raise an `OverflowFlag`, and one without, or with a product, may run only `when` the first number of a buffer is
-    not zero: what it then writes may have been written before. One that writes the `rest` writes what others have left of buffers. Where `cluster` is more than one, so many neighbouring blocks share each row, and show each other
-    their reduction states in their shared memory. What it stores `once` depends on no axis, and on nothing that a kernel of the program writes.
+    not zero: what it then writes may have been written before. One that writes the `rest` writes what others have left of buffers. What it stores `once` depends
+    on no axis, and on nothing that a kernel of the program writes.
     """
 
     name: str
@@ -191,7 +186,6 @@ class Kernel:
     within: tuple[Bound, ...] = ()
     overflow_flag: OverflowFlag | None = None
     when: str | None = None
-    cluster: int = 1
     rest: bool = False
     once: tuple[Store, ...] = ()
 

@@ -2,7 +2,7 @@
 
 For each reduction, two iterations of one state per block of each team, each 32 bits of it beside the number of their iteration; a state
 of two words or more takes a multiple of 16 bytes, so that two words go in one access. A state is written two iterations after it was
-read at the earliest (see `fp_team.cuh`). Where a team meets for several rows at once, it leaves so many states in an iteration. Of strips of rows, four iterations of such states for each row (see `fp_strips.cuh`).
+read at the earliest (see `fp_team.cuh`). Of strips of rows, four iterations of such states for each row (see `fp_strips.cuh`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def state_bytes(reduction: Reduction) -> int:
     return numbers.get(reduction.op, 1) * max(reduction.dtype.nbytes, 4)
 
 
-def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1, together: int = 1) -> dict[str, int]:
+def exchange_offsets(kernel: Kernel, members: int, teams: int, strip: int = 1) -> dict[str, int]:
     """Where the states of each reduction of `kernel` begin; under the empty name, where all end."""
     iterations = _ITERATIONS if strip == 1 else _ITERATIONS_OF_STRIPS
-    return dict(_offsets(kernel, iterations * teams * members * strip * together))
+    return dict(_offsets(kernel, iterations * teams * members * strip))
 
 
 def _offsets(kernel: Kernel, states: int) -> Iterator[tuple[str, int]]:

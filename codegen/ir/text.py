@@ -72,11 +72,8 @@ def _kernel_lines(kernel: Kernel) -> Iterator[str]:
         yield f"  where {' and '.join(map(str, kernel.within))}"
     if kernel.team is not None:
         strips = f", {kernel.team.strip} at a time" if kernel.team.strip > 1 else ""
-        strips += f", a meeting for {kernel.team.together}" if kernel.team.together > 1 else ""
         shared = f"{kernel.team.teams} x {kernel.team.members} blocks through {kernel.team.exchange}"
         yield f"  rows shared by {shared}{strips}"
-    if kernel.cluster > 1:
-        yield f"  rows shared by clusters of {kernel.cluster} blocks"
     if kernel.when is not None:
         yield f"  when {kernel.when}[0] is not zero"
     if kernel.rest:

@@ -26,8 +26,6 @@ class Tile:
         width: points of one access.
         nbytes: of an element.
         vector: points along that a thread computes on and that are one access to shared memory; 1 where each is one.
-        covered: whether each point along has a row of its own in shared memory, as it lies in memory, where it may begin at any
-            element: the `vectors` aligned accesses that cover the tile's part of it.
     """
 
     along: int
@@ -36,22 +34,11 @@ class Tile:
     width: int
     nbytes: int
     vector: int = 1
-    covered: bool = False
-
-    @property
-    def vectors(self) -> int:
-        """Aligned accesses that cover all points across, wherever these begin."""
-        return -(-(self.across + self.width - 1) // self.width)
 
     @property
     def pitch(self) -> int:
         """Elements from one point across to the next in shared memory: an odd number of words, so that what threads
-        write across and read along lies in different banks. Vectors change places instead (see `iterations`).
-
-        Of a tile that is `covered`, from one point along to the next: an odd number of accesses, and after as many points as an access
-        has elements one more. Threads that read neighbouring rows, each shifted by its own beginning, meet in few banks then."""
-        if self.covered:
-            return self.vectors * self.width
+        write across and read along lies in different banks. Vectors change places instead (see `iterations`)."""
         if self.vector > 1:
             return self.along
         unit = max(_WORD // self.nbytes, 1)
@@ -66,8 +53,6 @@ class Tile:
     @property
     def elements(self) -> int:
         """Places in shared memory."""
-        if self.covered:
-            return self.along * self.pitch + (self.along - 1) // self.width * self.width
         return self.across * self.pitch
 
     @property

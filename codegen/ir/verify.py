@@ -10,7 +10,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Prefix, ReduceOp, ReductionResult, Window
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides
 from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
-from fusepass.codegen.ir.program import CLUSTERS, Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.program import Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
@@ -85,9 +85,7 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "columns without a reduction, or a reduction without columns"
     if kernel.once and (kernel.when is not None or kernel.rest or kernel.reads & kernel.writes):
         yield "what is stored once, in a kernel that may not run, or that reads what it writes"
-    if kernel.when is not None and (
-        not isinstance(kernel.anchor, Product | None) or kernel.team is not None or kernel.cluster > 1
-    ):
+    if kernel.when is not None and (not isinstance(kernel.anchor, Product | None) or kernel.team is not None):
         yield "a convolution, or rows that blocks share, in a kernel that may not run"
     if kernel.overflow_flag is not None:
         if (
@@ -112,10 +110,6 @@ def _kernel_faults(program: Program, kernel: Kernel) -> Iterator[str]:
         yield "two stores to one buffer"
     if len({reduction.name for reduction in kernel.reductions}) != len(kernel.reductions):
         yield "two reductions share a name"
-    if kernel.cluster not in CLUSTERS or (
-        kernel.cluster > 1 and (kernel.team is not None or not kernel.reduction_loops)
-    ):
-        yield f"a cluster of {kernel.cluster} blocks, which have nothing to share"
     if kernel.scans:
         yield from _scan_faults(kernel)
     if kernel.team is not None:
@@ -157,7 +151,7 @@ def _scan_faults(kernel: Kernel) -> Iterator[str]:
         yield "a running reduction beside others of its sweep, or before others"
     if len(kernel.cols) > 1 or kernel.col_count == 1:
         yield "a running reduction over several axes, or one of one point"
-    if kernel.team is not None or kernel.cluster > 1 or kernel.anchor is not None:
+    if kernel.team is not None or kernel.anchor is not None:
         yield "a running reduction of rows that blocks share, or of an anchor's result"
     own = tuple(axis_index(axis) for axis in kernel.cols)
     if any(isinstance(node, Prefix) and (node.index,) != own for node in kernel.nodes):
@@ -257,7 +251,7 @@ def _partial_faults(program: Program, kernel: Kernel, partials: Partials, known:
 def _partial_faults_of_rows(
     program: Program, kernel: Kernel, partials: Partials, known: dict[str, int]
 ) -> Iterator[str]:
-    shared = kernel.anchor is not None or kernel.team is not None or kernel.cluster > 1 or kernel.scans
+    shared = kernel.anchor is not None or kernel.team is not None or kernel.scans
     if shared or not partials.reductions or not 0 < partials.over <= len(kernel.rows):
         yield "partial results over no rows, of nothing, or of rows that blocks share, or that are scanned"
         return
@@ -288,9 +282,7 @@ def _team_faults(program: Program, kernel: Kernel, team: Team) -> Iterator[str]:
     if team.strip > 1 and len(kernel.reduction_loops) > 1:
         yield f"strips of {team.strip} rows, swept more than once"
     buffer = find_buffer(program, team.exchange)
-    if team.together > 1 and (team.strip > 1 or len(kernel.reduction_loops) > 1):
-        yield f"meetings for {team.together} rows, swept more than once or in strips"
-    needed = exchange_offsets(kernel, team.members, team.teams, team.strip, team.together)[""]
+    needed = exchange_offsets(kernel, team.members, team.teams, team.strip)[""]
     if buffer is None or buffer.role is not Role.TEMP or buffer.nbytes < needed:
         yield f"{team.exchange} is no temporary of {needed} bytes"
     if any(team.exchange in other.reads | other.writes for other in program.kernels):

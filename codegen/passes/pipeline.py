@@ -30,7 +30,7 @@ from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_re
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
 from fusepass.codegen.passes.split_scans import split_scans
 from fusepass.codegen.passes.statistics import online_softmax
-from fusepass.codegen.passes.teams import ClusterChoice, StripChoice, TeamChoice, form_teams
+from fusepass.codegen.passes.teams import StripChoice, TeamChoice, form_teams
 from fusepass.codegen.passes.updates import store_once, write_last
 from fusepass.codegen.passes.weights import BeginningsOf, lay_out_taps, lay_out_weights
 from fusepass.codegen.passes.window_kernels import separate_windows
@@ -71,7 +71,7 @@ class PassOptions:
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
         taps_from: elements of a kernel from which on weights of its windows that lie apart are worth another launch; None for never.
-        clusters, teams, strips: the cluster or team of blocks that should share a kernel's rows, or strips of them.
+        teams, strips: the team of blocks that should share a kernel's rows, or strips of them.
         beginnings: where a kernel's rows begin, if its weights should lie likewise.
         busy: whether so many threads keep the device busy.
     """
@@ -97,7 +97,6 @@ class PassOptions:
     seconds: Callable[[Program, Kernel], float] | None = None
     separate_from: int | None = None
     taps_from: int | None = None
-    clusters: ClusterChoice = lambda program, kernel: 1
     teams: TeamChoice = lambda program, kernel: None
     strips: StripChoice = lambda program, kernel: None
     beginnings: BeginningsOf = lambda program, kernel: None
@@ -125,7 +124,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("separate_windows", lambda p, b: _separate_windows(p, b, options)),
         ("fill_products", lambda p, b: fill_products(p, b, options.fills)),
         ("columns_of_one", columns_of_one),
-        ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.clusters, options.strips)),
+        ("form_teams", lambda p, b: form_teams(p, b, options.teams, options.strips)),
         ("split_long_rows", lambda p, b: split_long_rows(p, b, options.split, rules)),
         ("split_scans", lambda p, b: split_scans(p, b, options.split)),
         ("split_products", lambda p, b: split_products(p, b, options.product_length)),
@@ -228,7 +227,7 @@ def _separate_windows(program: Program, builder: Builder, options: PassOptions) 
     def seconds(program: Program, kernels: Collection[Kernel]) -> float:
         assert estimate is not None
         some = replace(program, kernels=tuple(kernels))
-        some = form_teams(some, builder, options.teams, options.clusters, options.strips)
+        some = form_teams(some, builder, options.teams, options.strips)
         some = order_and_merge(split_long_rows(some, builder, options.split), builder)
         return sum(estimate(some, kernel) for kernel in some.kernels)
 
@@ -238,8 +237,8 @@ def _separate_windows(program: Program, builder: Builder, options: PassOptions) 
 def _is_shared(options: PassOptions, builder: Builder, program: Program, kernel: Kernel) -> bool:
     """Whether blocks would share the rows of `kernel`."""
     alone = replace(program, kernels=(kernel,))
-    (made,) = form_teams(alone, builder, options.teams, options.clusters, options.strips).kernels
-    return made.team is not None or made.cluster > 1
+    (made,) = form_teams(alone, builder, options.teams, options.strips).kernels
+    return made.team is not None
 
 
 def _rename(program: Program, builder: Builder) -> Program:

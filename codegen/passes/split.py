@@ -65,7 +65,7 @@ class SplitPolicy:
         if kernel.is_pointwise or kernel.row_count == 0 or kernel.team is not None or kernel.anchor is not None:
             return 1
         # It has blocks enough, or seldom runs.
-        if kernel.partials is not None or kernel.when is not None or kernel.cluster > 1:
+        if kernel.partials is not None or kernel.when is not None:
             return 1
         beside = _rows_side_by_side(program, kernel)
         together = min(self.lanes, beside)
@@ -178,7 +178,7 @@ def separate_layouts(program: Program, builder: Builder, least: int | None) -> P
     work = Splitter(program, builder)
     for kernel in program.kernels:
         large = kernel.row_count * kernel.col_count >= least
-        free = kernel.team is None and kernel.anchor is None and kernel.when is None and kernel.cluster == 1
+        free = kernel.team is None and kernel.anchor is None and kernel.when is None
         if large and free and kernel.is_pointwise and kernel.overflow_flag is None and has_windows(kernel):
             work.store_along(kernel, along_windows(kernel, program) or nearest(program, kernel))
             continue

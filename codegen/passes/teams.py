@@ -16,48 +16,35 @@ from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.split import is_mixed
 
-TeamChoice = Callable[[Program, Kernel], tuple[int, int] | tuple[int, int, int] | None]
+TeamChoice = Callable[[Program, Kernel], tuple[int, int] | None]
 StripChoice = Callable[[Program, Kernel], tuple[int, int, int] | None]
-ClusterChoice = Callable[[Program, Kernel], int]
 
 
 def form_teams(
     program: Program,
     builder: Builder,
     choose: TeamChoice,
-    cluster: ClusterChoice = lambda program, kernel: 1,
     strips: StripChoice = lambda program, kernel: None,
 ) -> Program:
-    """Give each kernel as many blocks of a `cluster` as should share its rows, or a `Team` where `choose` names (blocks of a team,
-    teams at most) and, if more than one, for how many rows it meets at once, or `strips` these and the rows that a team takes at once.
+    """Give each kernel a `Team` where `choose` names (blocks of a team, teams at most), or `strips` these and the rows that a team takes at once.
 
-    All see the kernel with its axes in their final order.
+    Both see the kernel with its axes in their final order.
     """
     buffers, kernels = list(program.buffers), []
     ordered = order_and_merge(program, builder) if any(map(_may_share, program.kernels)) else program
     for kernel, final in zip(program.kernels, ordered.kernels, strict=True):
         may = _may_share(kernel) and not is_mixed(program, kernel)
-        strip = strips(ordered, final) if may else None
-        kernel = replace(kernel, cluster=cluster(ordered, final) if may and strip is None else 1)
-        size = choose(ordered, final) if may and strip is None and kernel.cluster == 1 else None
-        if size is not None or strip is not None:
+        size = (strips(ordered, final) or choose(ordered, final)) if may else None
+        if size is not None:
             taken = {buffer.name for buffer in buffers}
             name = next(name for n in itertools.count(len(buffers)) if (name := f"exchange_{n}") not in taken)
-            team = _team(name, size, strip)
-            needed = exchange_offsets(kernel, team.members, team.teams, team.strip, team.together)[""]
+            members, teams, *strip = size
+            team = Team(members, teams, name, *strip)
+            needed = exchange_offsets(kernel, team.members, team.teams, team.strip)[""]
             buffers.append(Buffer(name, DType.I32, (needed // DType.I32.nbytes,), (1,), Role.TEMP))
             kernel = replace(kernel, team=team)
         kernels.append(kernel)
     return replace(program, buffers=tuple(buffers), kernels=tuple(kernels))
-
-
-def _team(exchange: str, size: tuple[int, ...] | None, strip: tuple[int, int, int] | None) -> Team:
-    if strip is not None:
-        members, teams, rows = strip
-        return Team(members, teams, exchange, strip=rows)
-    assert size is not None
-    members, teams, *together = size
-    return Team(members, teams, exchange, together=together[0] if together else 1)
 
 
 def _may_share(kernel: Kernel) -> bool:

@@ -9,7 +9,6 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.transpose import columns_of, rows_together, with_columns
 from fusepass.codegen.schedule.alternatives import alternatives
-from fusepass.codegen.schedule.cluster import cluster
 from fusepass.codegen.schedule.columns import outer
 from fusepass.codegen.schedule.cost import Costs
 from fusepass.codegen.schedule.deep import deep, has_deep_windows
@@ -187,11 +186,6 @@ def _team(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -
     return Choice(shape, team(shape, kernel.team))
 
 
-def _cluster(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
-    shape = shape_of(kernel, program, facts, aligned=aligned)
-    return Choice(shape, cluster(shape, kernel.cluster))
-
-
 def _rows(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) -> Choice:
     """Along the rows or along the columns."""
     shape = shape_of(kernel, program, facts, aligned=aligned)
@@ -211,7 +205,6 @@ RULES = (
     Rule("pointwise", lambda kernel, program: kernel.is_pointwise, _pointwise),
     STRIPS,
     TEAM,
-    Rule("cluster", lambda kernel, program: kernel.cluster > 1, _cluster),
     Rule("rows", lambda kernel, program: True, _rows),
 )
 """Of memory-bound kernels; the first one that takes a kernel lays it out."""
@@ -248,7 +241,7 @@ def _used_once(shape: Shape, chosen: Schedule) -> frozenset[str]:
     # is read again, or a block has a multiprocessor to itself; or where one buffer is reduced to little.
     if chosen.keep.in_registers:
         alone = large <= kernel.reads - read_later and sum(load.buffer in large for load in loads) == 1
-        return large if alone and kernel.team is None and kernel.cluster == 1 else frozenset()
+        return large if alone and kernel.team is None else frozenset()
     if chosen.keep is Keep.FETCHED and kernel.team is None:
         return frozenset()
     if chosen.buffer and not chosen.buffer.waiting:

@@ -14,13 +14,12 @@ from dataclasses import replace
 from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.schedule.columns import COLUMN_THREADS, exchanging, overlapping, shared_columns
 from fusepass.codegen.schedule.deep import has_deep_windows
-from fusepass.codegen.schedule.flat import covering, has_long_functions, pointwise, transposing
+from fusepass.codegen.schedule.flat import has_long_functions, pointwise, transposing
 from fusepass.codegen.schedule.lanes import holds_row, resident_blocks
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import LineTile, OutputTile, PlaneTile
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     STATIC_SHARED,
@@ -32,7 +31,6 @@ from fusepass.codegen.schedule.rows import (
     unroll_of,
 )
 from fusepass.codegen.schedule.shape import Shape, ceil, most_elements
-from fusepass.codegen.schedule.staged import staged
 
 _BLOCK = 64  # least threads of a block
 _UNROLLS = 1, 2, 4  # vectors of a thread of a pointwise kernel
@@ -47,8 +45,7 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
     `together`: see `rows_together`; where tiles are exchanged.
     """
     empty = not shape.rows or (shape.kernel.reduction_loops and not shape.cols)
-    shared = shape.kernel.team is not None or shape.kernel.cluster > 1
-    shared = shared or (isinstance(plan, Rows) and plan.split is not None)
+    shared = shape.kernel.team is not None or (isinstance(plan, Rows) and plan.split is not None)
     if shared or shape.kernel.scans or empty:
         return
     match plan:
@@ -56,7 +53,6 @@ def alternatives(shape: Shape, plan: Schedule, together: int = 0) -> Iterator[Sc
             yield from _pointwise(shape, plan)
         case Transposed():
             yield from (transposing(shape, plan.columns, together, tile) for tile in _TILES)
-            yield from covering(shape, plan.columns, together)
         case Rows():
             yield from _inner(shape, plan)
         case Columns():
@@ -99,7 +95,7 @@ def _inner(shape: Shape, plan: Rows) -> Iterator[Rows]:
                 keep = Keep.PACKED if packed else Keep.REGISTERS
                 kept = replace(base, groups=rows, blocks=ceil(shape.rows, rows), keep=keep)
                 kept = exchanging_rows(kept, transposing, shape)
-                yield staged(shape, replace(kept, resident=resident_blocks(shape, kept)))
+                yield replace(kept, resident=resident_blocks(shape, kept))
         elif shape.single and lanes * groups >= _BLOCK:
             for elements in _COLUMNS_AT_ONCE:
                 yield replace(base, unroll=unroll_of(elements // plan.width, vectors, lanes))

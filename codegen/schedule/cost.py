@@ -34,7 +34,6 @@ _MOST_BLOCKS = 32  # on a multiprocessor
 _CACHED = 0.14  # of the time of memory takes what is read again and still in the second-level cache
 _SHORT = 0.037  # of a load's time takes each line of pieces that are shorter than one
 _PARTS = 1.2  # of the time of a store takes that sectors are written in part
-_COVERED = 0.85  # of the time of memory takes what aligned vectors bring that were single elements else, by kernels written by hand
 _SPREAD = 0.011  # of memory's time, for each doubling of a pointwise thread's vectors: they lie further apart
 _LONELY = 0.17  # of memory's time, shared by the blocks that a multiprocessor has at once
 _SHARP, _LONELY_SHARP = 4.9, 2.5  # how clearly the slowest of the three decides; where a multiprocessor has one block
@@ -73,8 +72,6 @@ class Costs:
         keep = plan.keep
         words = shape.kept_words if keep.in_registers else loaded
         taken = ceil(held * shape.kept_bytes, 4) if keep is Keep.PACKED else held * max(words, 1)
-        if plan.covered:
-            taken = ceil(held * sum(access.nbytes for access in self.loads), 4)
         registers = min(_PLAIN_REGISTERS + taken, 255)
         if plan.resident:
             registers = min(registers, facts.registers // (plan.resident * plan.threads))
@@ -88,7 +85,6 @@ class Costs:
         shape = self.shape
         kernel, program = shape.kernel, shape.program
         read = sum(program.buffer(access.buffer).nbytes * _waste(plan, access) for access in self.loads)
-        read *= _COVERED if plan.covered else 1.0
         small = sum(program.buffer(name).nbytes for name in kernel.reads - {access.buffer for access in self.loads})
         written: float = sum(program.buffer(name).nbytes for name in kernel.writes)
         if plan.tears and self._begins_anywhere:

@@ -14,7 +14,7 @@ from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.output_tiles import Below, TileWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.staged_windows import TileShape
-from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
 from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.codegen.schedule.shape import ceil, divisors

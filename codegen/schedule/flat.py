@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import gcd, inf, prod
 
@@ -14,10 +14,9 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.transpose import COLUMNS, near_step, neighbours, reused, transposes
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
-from fusepass.codegen.schedule.plan import Memory
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
-from fusepass.codegen.schedule.transpose import exchange_tile, exchanged
+from fusepass.codegen.schedule.transpose import exchanged
 
 _POINTWISE_BYTES = 16  # read per thread of a pointwise kernel
 _LOOKED_UP = 4  # vectors of a thread, where data says where they lie, at least
@@ -37,7 +36,6 @@ _TRANSPOSE_BYTES = 8 << 10  # of a tile, for each buffer
 _TRANSPOSE_TILE = 2, 64  # cache lines along the rows, and columns, where the rows are not few
 _RAGGED_TILE = 4, 32  # the same, where tiles share the first and the last of these lines with others
 _ANYWHERE_TILE = 2, 32  # the same, where rows begin at any element
-_COVERED_ROWS, _COVERED_BYTES = 64, (16 << 10, 32 << 10)  # of tiles of which aligned vectors cover the rows
 _WORD = 4  # bytes: elements of so many are stored well one by one, as warps have whole lines of them
 _LONGEST = 256  # rows of a tile of few columns, where threads have single elements
 _TRANSPOSE_VECTORS = 2  # of a thread
@@ -253,17 +251,12 @@ def _windows_at_once(kernel: Kernel) -> int:
 
 
 def transposing(
-    shape: Shape,
-    columns: tuple[Axis, ...],
-    together: int,
-    asked: tuple[int, int] | None = None,
-    *,
-    covered: bool = False,
+    shape: Shape, columns: tuple[Axis, ...], together: int, asked: tuple[int, int] | None = None
 ) -> Transposed:
     """Tiles whose rows fill cache lines; as many bytes for each buffer as keep enough loads in flight.
 
     `together`: see `rows_together`. `asked`: the cache lines along the rows, and columns, of a tile where rows are not few, if
-    not those that the rule wants. `covered`: see `Transposed`.
+    not those that the rule wants.
     """
     assert shape.row_axis is not None
     assert shape.col_axis is not None
@@ -274,8 +267,7 @@ def transposing(
     stores = [access for access in shape.main if access.buffer in shape.kernel.writes]
     # Rows that only follow each other in short pieces do not share lines with more of them.
     ragged = together * element >= _RAGGED_TILE[0] * LINE and any(_is_ragged(each, shape.row_axis) for each in stores)
-    lines_up = ragged and not (covered and element >= _WORD)
-    leaves = lines_up and _leaves_from_tiles(shape, crossed)
+    leaves = ragged and _leaves_from_tiles(shape, crossed)
     usual = _TRANSPOSE_TILE
     if ragged and not (leaves and _parts_of_sectors(shape)):
         usual = _ANYWHERE_TILE if width == 1 else _RAGGED_TILE
@@ -285,10 +277,9 @@ def transposing(
         usual = 1, COLUMNS  # all of them: what a tile stores then lies together
     lines, most = asked or usual
     wanted = max(min(lines * LINE // element, power_below(together)), LINE // element), most
-    leaving = [each.buffer for each in stores] if covered and leaves else []
 
     def taken(rows: int, cols: int) -> int:
-        return exchanged(found, shape.program, rows, cols, leaving, covered=covered)
+        return exchanged(found, shape.program, rows, cols)
 
     rows, cols = _tile(shape, width, element, wanted, taken)
     # 8-byte elements have few rows in a line: more threads would stand too close along the columns for the banks.
@@ -297,33 +288,15 @@ def transposing(
     groups = max(threads // lanes, 1)
     unroll = max(cols // groups, 1)
     cols = groups * unroll
-    plan = Transposed(width, unroll, lanes, groups, 1, covered=covered)
-    lined = frozenset(each.buffer for each in stores if lines_up and _is_realigned(each, shape.row_axis, plan))
-    own = lined - reused(() if covered else found, lined, shape.program).keys()
-    if exchanged(found, shape.program, rows, cols, own, covered=covered) > _STATIC_SHARED:
+    plan = Transposed(width, unroll, lanes, groups, 1)
+    lined = frozenset(each.buffer for each in stores if ragged and _is_realigned(each, shape.row_axis, plan))
+    own = lined - reused(found, lined, shape.program).keys()
+    if exchanged(found, shape.program, rows, cols, own) > _STATIC_SHARED:
         lined = frozenset()
     plan = replace(plan, overlap=_overlap(shape, plan, lined) if ragged else 0)
     tall, wide = ceil(shape.rows, plan.own_rows), ceil(shape.cols, cols)
     panel = _panel(tall, wide, ceil(together, plan.own_rows))
     return replace(plan, columns=columns, blocks=tall * wide, panel=panel, realigned=lined)
-
-
-def covering(shape: Shape, columns: tuple[Axis, ...], together: int) -> Iterator[Transposed]:
-    """The same with tiles of which aligned vectors cover the rows, where these begin anywhere; none where no load that crosses does so."""
-    assert shape.row_axis is not None
-    assert shape.col_axis is not None
-    found = transposes(shape.kernel, shape.program, shape.row_axis, shape.col_axis)
-    element = max(access.nbytes for access in shape.main)
-    rows = max(_COVERED_ROWS, _SECTORS[0] * _parts_of_sectors(shape))  # as many as tiles that overlap have
-    for nbytes in _COVERED_BYTES:
-        asked = ceil(rows * element, LINE), nbytes // (rows * element)
-        plan = replace(transposing(shape, columns, together, asked, covered=True), memory=Memory(shape.aligned))
-        tiles = (
-            exchange_tile(shape.kernel, shape.program, plan, each, shape.col_axis, each.index, each.guard)
-            for each in found
-        )
-        if any(tile.covered for tile in tiles):
-            yield plan
 
 
 def _overlap(shape: Shape, plan: Transposed, realigned: frozenset[str]) -> int:

@@ -95,10 +95,5 @@ def resident_blocks(shape: Shape, plan: Rows) -> int:
     return max(threads // plan.threads, 1)
 
 
-def is_long(shape: Shape, plan: Rows) -> bool:
-    """Whether threads hold more of a row in registers than their share of those of a full multiprocessor."""
-    return words_held(shape, plan.unroll * plan.width, packed=plan.keep is Keep.PACKED) > _WORDS
-
-
 def _warps(threads: int) -> int:
     return ceil(threads, WARP) * WARP

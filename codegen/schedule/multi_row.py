@@ -18,9 +18,8 @@ from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.ir.vectors import across, is_vector, split_index
 from fusepass.codegen.schedule.columns import outer
-from fusepass.codegen.schedule.plan import Keep
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns
 from fusepass.codegen.schedule.rows import STATIC_SHARED, prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import ACCESS, LINE, Shape, ceil, shape_of
 from fusepass.codegen.schedule.team import AT_ONCE, NEARER, UNDER_WAY

@@ -12,9 +12,8 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.vectors import access_along
 from fusepass.codegen.schedule.flat import pointwise
 from fusepass.codegen.schedule.output_tile_results import ways_to_leave
-from fusepass.codegen.schedule.output_tile_space import BLOCKS, MOST_READ, patches_of, room_of_block, with_room
+from fusepass.codegen.schedule.output_tile_space import BLOCKS, MOST_READ, THREADS, patches_of, room_of_block, with_room
 from fusepass.codegen.schedule.output_tile_stages import in_iterations
-from fusepass.codegen.schedule.output_tile_threads import THREADS
 from fusepass.codegen.schedule.output_tile_work import OutputTileWork
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import Shape, ceil

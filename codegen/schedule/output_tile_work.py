@@ -15,11 +15,15 @@ from fusepass.codegen.ir.output_tiles import Below, TileWindow, behind_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.sliding import Reduced, reduced
 from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
-from fusepass.codegen.schedule.banks import iterations_of_access
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.shape import SECTOR, ceil
 from fusepass.codegen.schedule.staged_tile import tile_under
-from fusepass.codegen.schedule.two_stage_windows import FirstIteration, first_iteration, first_warp
+from fusepass.codegen.schedule.two_stage_windows import (
+    FirstIteration,
+    first_iteration,
+    first_warp,
+    iterations_of_access,
+)
 
 # Instructions of a thread. With what memory and shared memory move these fit times of 630 schedules of 31 pools on an H100 to 13 % on average (they
 # are 10 % too long); what is taken of each window's schedules is 2 % behind the fastest one that was timed on average, and 13 % at most. Of 25

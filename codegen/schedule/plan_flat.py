@@ -43,7 +43,6 @@ class Transposed(Schedule):
         columns: the kernel's axes that are the tile's columns, slowest first.
         panel: tiles along the rows that blocks take before they go on along the columns; a divisor of all tiles along the rows.
         realigned: buffers whose rows may begin anywhere, stored from a tile, too, in whole accesses.
-        covered: whether loads that are transposed, and of which rows may begin anywhere, come by the aligned vectors that cover them.
         overlap: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows may begin anywhere.
     """
 
@@ -52,7 +51,6 @@ class Transposed(Schedule):
     columns: tuple[Axis, ...] = ()
     panel: int = 1
     realigned: frozenset[str] = frozenset()
-    covered: bool = False
     overlap: int = 0
 
     @property
@@ -60,13 +58,6 @@ class Transposed(Schedule):
         """Rows and columns of a block."""
         return self.lanes * self.width, self.groups * self.unroll
 
-    @property
-    def turned(self) -> bool:
-        """Whether a thread's row is another one in each column: threads are turned by where the column begins in a sector, as a sector that two
-        warps store parts of takes the memory longer than one that a warp stores."""
-        return self.covered and self.overlap > 0 and self.width == 1 and self.unroll > 1 and not self.realigned
-
     def shape(self) -> str:
         rows, cols = self.tile
-        shape = f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"
-        return shape + (", rows covered by aligned vectors" if self.covered else "")
+        return f"{self.unroll} per thread, {self.threads} threads, tiles of {rows} x {cols} exchanged"

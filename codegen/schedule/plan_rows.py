@@ -1,4 +1,4 @@
-"""Schedules of kernels that reduce along contiguous rows."""
+"""Schedules of kernels that reduce: along contiguous rows, or along columns which lie apart in memory, while neighbouring rows lie together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from math import log2
 from typing import ClassVar
 
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.schedule.plan import Keep, Merging, Schedule
-from fusepass.codegen.schedule.plan_team import Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan import Keep, Merging, Pieces, Schedule, TeamPart
 
 _LINE = 8  # vectors of 16 bytes in a cache line
 
@@ -32,15 +31,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Buffers that all rows meet along their columns, in the last phase alone: their vectors of the first `steps` steps are copied to shared
-    memory while a row is reduced."""
-
-    steps: int
-    buffers: frozenset[str]
-
-
-@dataclass(frozen=True)
 class Rows(Schedule):
     """Vectors along the columns: `lanes` threads share a row, `groups` rows make a block. `width` divides a row unless it has a `start`.
 
@@ -48,7 +38,6 @@ class Rows(Schedule):
         keep: where values stay between phases. In registers, `unroll` covers the whole row.
         start: where rows begin, where that may be anywhere.
         exchanges: whether stores that are contiguous along the rows go through shared memory.
-        staged: what is copied to shared memory while a row in registers is reduced.
         split: how blocks share rows; None where each has rows to itself.
         backward: with a running reduction, whether columns are counted, and run over, from their other end.
     """
@@ -58,17 +47,12 @@ class Rows(Schedule):
     keep: Keep = Keep.NOTHING
     start: Start | None = None
     exchanges: bool = False
-    staged: Staged | None = None
-    split: TeamPart | Cluster | Pieces | None = None
+    split: TeamPart | Pieces | None = None
     backward: bool = False
 
     @property
     def team(self) -> TeamPart | None:
         return self.split if isinstance(self.split, TeamPart) else None
-
-    @property
-    def cluster(self) -> Cluster | None:
-        return self.split if isinstance(self.split, Cluster) else None
 
     @property
     def pieces(self) -> Pieces | None:
@@ -126,7 +110,7 @@ class Rows(Schedule):
         return self.start is not None and not self.ends_apart
 
     def vectors_of_thread(self, cols: int) -> int:
-        members = self.split.members if isinstance(self.split, TeamPart | Cluster) else 1
+        members = self.team.members if self.team else 1
         return -(-self.vectors(cols) // (self.lanes * members))
 
     @property
@@ -146,19 +130,74 @@ class Rows(Schedule):
     def shape(self) -> str:
         team, buffer = self.team, self.buffer
         shared = f"teams of {team.members}, " if team else ""
-        shared = f"clusters of {self.cluster.members}, " if self.cluster else shared
         kept, _, how = self.keep.value.partition(", ")
         kept += f" for {team.kept} of {team.part} vectors" if team and team.kept < team.part else ""
         kept += f" and {team.held} a thread in registers" if team and team.held else ""
         kept += f", {how}" if how else ""
         if buffer:
             kept += f", a ring of {buffer.places} places"
-            kept += f", meetings for {buffer.together} rows" if buffer.together > 1 else ""
             kept += f", {buffer.waiting} vectors of weights a thread in registers" if buffer.waiting else ""
-        kept += f", weights of {self.staged.steps} steps in shared memory" if self.staged else ""
         kept += f", pieces of {self.pieces.rows} rows" if self.pieces else ""
         kept += ", the next one under way" if self.pieces and self.pieces.early else ""
         kept += ", stores exchanged" if self.exchanges else ""
         kept += f", runs of {self.run} begin anywhere" if self.run else ", rows begin anywhere" if self.start else ""
         shape = f"{shared}{self.lanes} lanes x {self.groups} rows, {self.unroll} per thread at a time, {kept}"
         return shape + (", from the last column on" if self.backward else "")
+
+
+@dataclass(frozen=True)
+class Columns(Schedule):
+    """Vectors along the rows: `lanes` threads have neighbouring rows, `groups` threads share a row's columns, `unroll` of them at a time.
+
+    Attributes:
+        keep: where values stay between phases. In registers, `unroll` covers the whole row.
+        exchanges: whether stores that are contiguous along the columns go through shared memory.
+        overlap: rows of a block that the next one has, too, so that each stores whole sectors of results whose rows may begin anywhere.
+        team: blocks that share strips of rows, through a circular buffer; None where each has rows to itself.
+        span: so many neighbouring rows are parts of one: the columns' innermost axis lies along the rows.
+    """
+
+    walk: ClassVar[str] = "outer"
+
+    keep: Keep = Keep.NOTHING
+    exchanges: bool = False
+    overlap: int = 0
+    team: TeamPart | None = None
+    span: int = 1
+
+    def vectors_of_thread(self, cols: int) -> int:
+        return -(-cols // self.groups)
+
+    @property
+    def merging(self) -> Merging:
+        return Merging(warps=self.groups > 1, states=self.width)
+
+    @property
+    def reads_runs(self) -> bool:
+        return True
+
+    @property
+    def tears(self) -> bool:
+        return not self.overlap and not self.exchanges
+
+    @property
+    def shared_rows(self) -> float:
+        return self.overlap / (self.lanes * self.width)
+
+    @property
+    def strip(self) -> int:
+        """Rows that a block has at once."""
+        return self.lanes * self.width // self.span
+
+    @property
+    def iterations(self) -> int:
+        """With a team, in how many steps a thread goes over its part of a row."""
+        assert self.team is not None
+        return -(-self.team.part // (self.unroll * self.groups))
+
+    def shape(self) -> str:
+        shape = f"{self.lanes} lanes of rows x {self.groups} groups of columns, {self.unroll} columns at a time"
+        shape += f", {self.keep.value}" + (", stores exchanged" if self.exchanges else "")
+        shape += f", teams of {self.team.members}, strips of {self.strip} rows" if self.team else ""
+        shape += f", a ring of {self.buffer.places} places" if self.buffer else ""
+        return shape + (f", {self.overlap} rows also the next block's" if self.overlap else "")

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE
 from fusepass.codegen.schedule.output_tile_results import vector_of_results
-from fusepass.codegen.schedule.output_tile_threads import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
 from fusepass.codegen.schedule.output_tile_work import Work
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.shape import ceil, divisors

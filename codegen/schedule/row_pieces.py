@@ -15,9 +15,8 @@ from fusepass.codegen.ir.program import Kernel, Partials, Program
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.schedule.lanes import packs, words_held
 from fusepass.codegen.schedule.output_tile_results import room_of_states
-from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan import Keep, Pieces
 from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import Pieces
 from fusepass.codegen.schedule.rows import prefers_rows, transposed_stores
 from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 

@@ -26,7 +26,6 @@ from fusepass.codegen.schedule.lanes import (
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule.plan_rows import Rows
 from fusepass.codegen.schedule.shape import LINE, SECTOR, Access, Shape, ceil, most_elements, power_below, run_start
-from fusepass.codegen.schedule.staged import staged
 from fusepass.codegen.schedule.transpose import exchanged
 
 _PIECE = 64  # bytes that the threads of a row read together at least
@@ -181,7 +180,7 @@ def _of_vectors(shape: Shape, base: Rows, transposing: Sequence[Transpose]) -> R
     base = replace(base, unroll=each, lanes=lanes, groups=groups, blocks=ceil(shape.rows, groups))
     if held is not None and not (shape.single and each * width > most):
         base = exchanging_rows(replace(base, keep=Keep.PACKED if packed else Keep.REGISTERS), transposing, shape)
-        return staged(shape, replace(base, resident=resident_blocks(shape, base)))
+        return replace(base, resident=resident_blocks(shape, base))
     if shape.single:
         return replace(base, unroll=unroll_of(at_once // width, vectors, lanes))
     return long_rows(shape, base, vectors)

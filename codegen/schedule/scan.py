@@ -11,8 +11,7 @@ from fusepass.codegen.ir.tile import power_above
 from fusepass.codegen.ir.transpose import neighbours
 from fusepass.codegen.ir.vectors import backwards
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import prefers_rows
 from fusepass.codegen.schedule.shape import Shape, ceil, shape_of
 

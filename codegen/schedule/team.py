@@ -16,9 +16,8 @@ from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.schedule.plan import Keep
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, TeamPart
 from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, TeamPart
 from fusepass.codegen.schedule.rows import (
     FEW_ELEMENTS,
     can_fetch,
@@ -47,8 +46,8 @@ _WAIT = 3e-6  # seconds of each exchange that other teams do not hide, as measur
 _RING_WAIT = 1e-6  # the same of blocks with a circular buffer
 
 
-def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | tuple[int, int, int] | None:
-    """(blocks of a team, teams), and the rows of a meeting if it is for several, where teams read clearly less memory than any other schedule of `kernel`.
+def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int, int] | None:
+    """(blocks of a team, teams) where teams read clearly less memory than any other schedule of `kernel`.
 
     That is so where rows are too large for one block and the whole does not fit the L2 cache: whatever reads a row
     a second time would read it from memory.
@@ -78,7 +77,7 @@ def team_size(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[int
     return (alone, 1) if alone * _room(kernel, facts, 1) >= _LEAST_KEPT * row_bytes else None
 
 
-def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int, int] | None:
+def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | None:
     """The team whose blocks keep a circular buffer, each alone on a multiprocessor; None where they cannot, or gain nothing."""
     assert shape.col_axis is not None
     base = _vectors(shape)
@@ -88,39 +87,13 @@ def _ring_team(shape: Shape, row_bytes: int) -> tuple[int, int] | tuple[int, int
         return None
     needed = max(ceil(base.vectors(shape.cols), most * AT_ONCE * _LANES), 2)
     members, teams = _fitting(shape, row_bytes, blocks, needed, _RING_WAIT) if needed <= blocks else (0, 0)
-    if not shape.rows > teams > 0:
-        return None
-    return _team_with_weights(shape, base, members, teams) or (members, teams)
+    return (members, teams) if shape.rows > teams > 0 else None
 
 
-def _team_with_weights(shape: Shape, base: Rows, members: int, teams: int) -> tuple[int, int, int] | None:
-    """The team made of as many teams of a circular buffer as have room for all weights of their columns, if one alone has not.
-
-    It meets for as many rows at once as those had: a block has fewer columns of so many rows, and they take it as long. Only of numbers
-    that are converted: others leave time enough to load weights, and two teams wait less.
-    """
-    if any(load.dtype.compute is load.dtype for load in _weights(shape)):
-        return None
-    vectors, held = base.vectors(shape.cols), _waiting(shape, base) * _LANES
-    if not held or vectors <= held * members:
-        return None
-    for together in range(2, teams + 1):
-        part = ceil(vectors, members * together)
-        ahead = _ahead(_places(shape, base.width, together), ceil(part, AT_ONCE * _LANES), together)
-        if part <= held and ahead is not None and members * together <= _looking(together) and shape.rows > teams:
-            return members * together, teams // together, together
-    return None
-
-
-def _looking(together: int) -> int:
-    """How many threads look for the states of each row, where a team meets for so many: those of whole warps."""
-    return _LANES // 32 // together * 32
-
-
-def _ahead(places: int, iterations: int, together: int) -> int | None:
+def _ahead(places: int, iterations: int) -> int | None:
     """How many places of a circular buffer so large what is reduced may be ahead of what is stored, where a row takes so many `iterations`."""
-    ahead = min((together + 1) * iterations - 1, places - 1 - UNDER_WAY)
-    return ahead if ahead >= together * iterations else None
+    ahead = min(2 * iterations - 1, places - 1 - UNDER_WAY)
+    return ahead if ahead >= iterations else None
 
 
 def _waiting(shape: Shape, base: Rows) -> int:
@@ -144,9 +117,9 @@ def may_buffer(shape: Shape, vectors: Rows) -> bool:
     return whole and cheap and len(kernel.reduction_loops) == 1 and can_fetch(shape, kernel, vectors)
 
 
-def _places(shape: Shape, width: int, together: int = 1) -> int:
+def _places(shape: Shape, width: int) -> int:
     """Of a circular buffer in all of a multiprocessor's shared memory, where a team meets for so many rows at once."""
-    return _room(shape.kernel, shape.facts, 1, together) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
+    return _room(shape.kernel, shape.facts, 1) // (AT_ONCE * _LANES * width * max(_kept_bytes(shape), 1))
 
 
 def _shared_by_rows(shape: Shape) -> int:
@@ -218,15 +191,15 @@ def team(shape: Shape, team: Team) -> Rows:
 def _ring(shape: Shape, team: Team, base: Rows, part: int) -> Rows | None:
     """The schedule with a circular buffer, where a block has a multiprocessor to itself and room for more than its part of a row."""
     width, blocks = base.width, team.members * team.teams
-    places, iterations = _places(shape, width, team.together), ceil(part, AT_ONCE * _LANES)
-    ahead = _ahead(places, iterations, team.together)
+    places, iterations = _places(shape, width), ceil(part, AT_ONCE * _LANES)
+    ahead = _ahead(places, iterations)
     fits = ahead is not None and blocks <= shape.facts.multiprocessors and shape.rows > team.teams
-    if ahead is None or not fits or team.members > _looking(team.together) or not may_buffer(shape, base):
+    if ahead is None or not fits or team.members > _LANES or not may_buffer(shape, base):
         return None
     waiting = min(_waiting(shape, base), ceil(part, _LANES)) // AT_ONCE * AT_ONCE
     # Weights that come from the cache have it for themselves.
     nearer = 0 if _weights(shape) and waiting * _LANES < part else NEARER
-    buffer = CircularBuffer(places, ahead, team.together, nearer, waiting)
+    buffer = CircularBuffer(places, ahead, nearer, waiting)
     return replace(
         base,
         unroll=AT_ONCE,
@@ -267,10 +240,8 @@ def _kept_bytes(shape: Shape) -> int:
     return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
 
 
-def _room(kernel: Kernel, facts: DeviceFacts, resident: int, together: int = 1) -> int:
+def _room(kernel: Kernel, facts: DeviceFacts, resident: int) -> int:
     """Bytes of shared memory in which each of so many blocks on a multiprocessor may keep its slice."""
-    slots = (together + 1) * (
-        _LANES // 32
-    )  # a state for each warp, of the block for each of these rows and then of the team
+    slots = 2 * (_LANES // 32)  # a state for each warp, of the block and then of the team
     states = sum(-(-slots * state_bytes(reduction) // 16) * 16 for reduction in kernel.reductions)
     return (facts.shared_bytes_per_block + RESERVED) // resident - RESERVED - states

@@ -9,29 +9,16 @@ from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.tile import Tile, fitting_width, power_above
 from fusepass.codegen.ir.transpose import Transpose
-from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, start_of
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.ir.vectors import alignment, is_vector, split_index
 from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS, LINE
 
 
-def exchanged(
-    found: Iterable[Transpose],
-    program: Program,
-    along: int,
-    across: int,
-    more: Iterable[str] = (),
-    *,
-    covered: bool = False,
-) -> int:
-    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take; at most, where aligned vectors may cover rows."""
-    tiles = [(each.buffer, covered and each.load is not None) for each in found] + [(name, False) for name in more]
-    sizes = [(program.buffer(name).dtype.nbytes, lies) for name, lies in tiles]
-    return sum(
-        Tile(along, across, 32, ACCESS // nbytes if lies else 1, nbytes, covered=lies).shared_bytes
-        for nbytes, lies in sizes
-    )
+def exchanged(found: Iterable[Transpose], program: Program, along: int, across: int, more: Iterable[str] = ()) -> int:
+    """Bytes of shared memory that the tiles of `found` and of the buffers `more` take."""
+    names = [*(each.buffer for each in found), *more]
+    return sum(Tile(along, across, 32, 1, program.buffer(name).dtype.nbytes).shared_bytes for name in names)
 
 
 def exchange_tile(
@@ -68,11 +55,7 @@ def exchange_tile(
     # A warp that has more of a row than all banks take at once reads whole vectors.
     whole = isinstance(plan, Transposed) and min(plan.lanes, 32) * plan.width * buffer.dtype.nbytes > LINE
     vector = plan.width if whole else 1
-    width, widest = fitting_width(most, fits), ACCESS // buffer.dtype.nbytes
-    rows_lie = transposing.load is not None and not guard and usable and start_of(index, across) is not None
-    if plan.covered and rows_lie and width < widest and tile[1] % widest == 0:
-        return Tile(*tile, plan.threads, widest, buffer.dtype.nbytes, covered=True)
-    return Tile(*tile, plan.threads, width, buffer.dtype.nbytes, vector)
+    return Tile(*tile, plan.threads, fitting_width(most, fits), buffer.dtype.nbytes, vector)
 
 
 def _is_of_vectors(bound: Bound, axis: Axis, width: int) -> bool:

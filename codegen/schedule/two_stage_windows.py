@@ -6,6 +6,7 @@ is read and reduced once: threads have strips of rows, lay down what these come 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +15,25 @@ from math import gcd
 from fusepass.codegen.device import WARP
 from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.ir.staged_windows import TileShape
-from fusepass.codegen.schedule.banks import iterations_of_access
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.shape import ACCESS, ceil
+
+_WORD = 4  # bytes
+_AT_ONCE = 128  # bytes that all banks give
+
+
+def iterations_of_access(places: Sequence[int], nbytes: int) -> int:
+    """Cycles that shared memory takes for an access of `nbytes` of each thread of a warp, from these bytes on, multiples of that.
+
+    Threads that read the same word share it. Of accesses of 8 bytes half of a warp goes at once, of 16 a quarter of it.
+    """
+    unit = max(nbytes, _WORD)
+    together, cycles = _AT_ONCE // unit, 0
+    for first in range(0, len(places), together):
+        units = {place // unit for place in places[first : first + together]}
+        cycles += max(Counter([each % together for each in units]).values())
+    return cycles
+
 
 _WIDEST = 4  # states that are laid down at once
 _PITCHES = 4  # that are tried

@@ -21,12 +21,6 @@ struct Slots {
     alignas(State) unsigned char bytes[N * sizeof(State)];
 
     __device__ __forceinline__ State& operator[](int i) { return reinterpret_cast<State*>(bytes)[i]; }
-
-    // Count of them, from the first one on.
-    template <int Count>
-    __device__ __forceinline__ Slots<State, Count>& part(int first) {
-        return reinterpret_cast<Slots<State, Count>&>(bytes[first * sizeof(State)]);
-    }
 };
 
 // A state as 32-bit words: what shuffles move, and what can be selected without going through memory.

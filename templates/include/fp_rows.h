@@ -88,14 +88,13 @@ FP_FN T extreme(std::int64_t count, const T* values, T identity, First first) {
     return extreme_in<8 * vector>(count, values, identity, first);
 }
 
-template <typename T>
-FP_FN T greatest_of(const T* values, std::int64_t count) {
-    return extreme(count, values, Limits<T>::lowest, [](T a, T b) { return a > b ? a : b; });
-}
-
-template <typename T>
-FP_FN T least_of(const T* values, std::int64_t count) {
-    return extreme(count, values, Limits<T>::highest, [](T a, T b) { return a < b ? a : b; });
+template <bool Greatest, typename T>
+FP_FN T extreme_of(const T* values, std::int64_t count) {
+    if constexpr (Greatest) {
+        return extreme(count, values, Limits<T>::lowest, [](T a, T b) { return a > b ? a : b; });
+    } else {
+        return extreme(count, values, Limits<T>::highest, [](T a, T b) { return a < b ? a : b; });
+    }
 }
 
 // The sums of the differences from `from`, and of their squares.
@@ -175,23 +174,11 @@ struct Row<Prod<T>> {
     }
 };
 
-template <typename T>
-struct Row<Max<T>> {
-    Max<T> state;
+template <typename T, bool Greatest>
+struct Row<Extreme<T, Greatest>> {
+    Extreme<T, Greatest> state;
 
-    FP_FN void push(std::int64_t count, const T* values) { state.push(greatest_of(values, count)); }
-
-    template <int I>
-    FP_FN T part() const {
-        return state.value;
-    }
-};
-
-template <typename T>
-struct Row<Min<T>> {
-    Min<T> state;
-
-    FP_FN void push(std::int64_t count, const T* values) { state.push(least_of(values, count)); }
+    FP_FN void push(std::int64_t count, const T* values) { state.push(extreme_of<Greatest>(values, count)); }
 
     template <int I>
     FP_FN T part() const {
@@ -244,7 +231,7 @@ struct Row<Softmax<T>> {
 
     FP_FN void push(std::int64_t count, const T* values) {
         const T before = value;
-        value = maximum(value, greatest_of(values, count));
+        value = maximum(value, extreme_of<true>(values, count));
         const T shift = Softmax<T>::shift(value);
         const T block = sum_of<T>(count, [=](std::int64_t i) { return exp(values[i] - shift); });
         total = total * exp(before - shift) + block;
@@ -261,7 +248,7 @@ struct Row<ArgExtreme<T, Greatest, P>> {
     ArgExtreme<T, Greatest, P> state;
 
     FP_FN void push(std::int64_t count, const T* values, const std::int64_t* positions) {
-        const T extreme = Greatest ? greatest_of(values, count) : least_of(values, count);
+        const T extreme = extreme_of<Greatest>(values, count);
         if (Greatest ? extreme < state.value : extreme > state.value) return;
         constexpr int group = 16;
         for (std::int64_t first = 0; first < count; first += group) {

@@ -143,52 +143,47 @@ struct Prod {
     }
 };
 
-// Extremes of an even number of 16-bit numbers, NaN where one is; a GPU compares two pairs in one instruction.
-template <typename H, int N>
-FP_FN float largest(const H (&values)[N]) {
+template <bool Greatest, typename T>
+FP_FN T extreme_of_two(T a, T b) {
+    return Greatest ? maximum(a, b) : minimum(a, b);
+}
+
+// The extreme of an even number of 16-bit numbers, NaN where one is; a GPU compares two pairs in one instruction.
+template <bool Greatest, typename H, int N>
+FP_FN float extreme_of_halves(const H (&values)[N]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     unsigned pairs[N / 2];
     memcpy(pairs, values, sizeof pairs);
-    for (int i = 1; i < N / 2; ++i) raise_pair(pairs[0], pairs[i], H());
+    for (int i = 1; i < N / 2; ++i) {
+        if constexpr (Greatest) {
+            raise_pair(pairs[0], pairs[i], H());
+        } else {
+            lower_pair(pairs[0], pairs[i], H());
+        }
+    }
     H last[2];
     memcpy(last, pairs, sizeof last);
-    return maximum(to_float(last[0]), to_float(last[1]));
+    return extreme_of_two<Greatest>(to_float(last[0]), to_float(last[1]));
 #else
     float result = to_float(values[0]);
-    for (int i = 1; i < N; ++i) result = maximum(result, to_float(values[i]));
+    for (int i = 1; i < N; ++i) result = extreme_of_two<Greatest>(result, to_float(values[i]));
     return result;
 #endif
 }
 
-template <typename H, int N>
-FP_FN float smallest(const H (&values)[N]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    unsigned pairs[N / 2];
-    memcpy(pairs, values, sizeof pairs);
-    for (int i = 1; i < N / 2; ++i) lower_pair(pairs[0], pairs[i], H());
-    H last[2];
-    memcpy(last, pairs, sizeof last);
-    return minimum(to_float(last[0]), to_float(last[1]));
-#else
-    float result = to_float(values[0]);
-    for (int i = 1; i < N; ++i) result = minimum(result, to_float(values[i]));
-    return result;
-#endif
-}
+template <typename T, bool Greatest>
+struct Extreme {
+    T value = Greatest ? Limits<T>::lowest : Limits<T>::highest;
 
-template <typename T>
-struct Max {
-    T value = Limits<T>::lowest;
+    static FP_FN T none() { return Greatest ? Limits<T>::lowest : Limits<T>::highest; }
 
-    static FP_FN T none() { return Limits<T>::lowest; }
-
-    static FP_FN Max of(T element) {
-        Max one;
+    static FP_FN Extreme of(T element) {
+        Extreme one;
         one.value = element;
         return one;
     }
 
-    FP_FN void push(T other) { value = maximum(value, other); }
+    FP_FN void push(T other) { value = extreme_of_two<Greatest>(value, other); }
 
     template <int N>
     FP_FN void push_many(const T (&values)[N]) {
@@ -197,10 +192,10 @@ struct Max {
 
     template <typename H, int N>
     FP_FN void push_many(const H (&values)[N]) {  // of 16 bits each
-        push(largest(values));
+        push(extreme_of_halves<Greatest>(values));
     }
 
-    FP_FN void merge(const Max& other) { push(other.value); }
+    FP_FN void merge(const Extreme& other) { push(other.value); }
 
     template <int I>
     FP_FN T part() const {
@@ -209,36 +204,9 @@ struct Max {
 };
 
 template <typename T>
-struct Min {
-    T value = Limits<T>::highest;
-
-    static FP_FN T none() { return Limits<T>::highest; }
-
-    static FP_FN Min of(T element) {
-        Min one;
-        one.value = element;
-        return one;
-    }
-
-    FP_FN void push(T other) { value = minimum(value, other); }
-
-    template <int N>
-    FP_FN void push_many(const T (&values)[N]) {
-        for (int i = 0; i < N; ++i) push(values[i]);
-    }
-
-    template <typename H, int N>
-    FP_FN void push_many(const H (&values)[N]) {  // of 16 bits each
-        push(smallest(values));
-    }
-
-    FP_FN void merge(const Min& other) { push(other.value); }
-
-    template <int I>
-    FP_FN T part() const {
-        return value;
-    }
-};
+using Max = Extreme<T, true>;
+template <typename T>
+using Min = Extreme<T, false>;
 
 // The sum of values[First .. First + N), by halves: of 2^k equal numbers it is exact.
 template <int First, int N, typename T, int Size>

@@ -146,13 +146,12 @@ struct Left {
 
 // A block's place in its team, and how the team meets. `Members` neighbouring blocks are a team; there are at most `Teams`.
 //
-// Members meet once for each sweep over each row, all of them equally often; or once for Rows of these,
-// for each of which they leave states of its own; of each row Share threads look for these. In turn n (from 1) each member leaves its states,
+// Members meet once for each sweep over each row, all of them equally often. In turn n (from 1) each member leaves its states,
 // every word of them with the number of the turn; a thread of each member for each member looks until it finds that number. So
 // nothing is in order but what stands in one word, and no fence is needed. A member that writes in turn n + 2 has found all
 // states of turn n + 1, which their members left after they had found those of turn n: so two places per member suffice. All
 // blocks are resident, so nobody waits for a block that cannot start.
-template <int Members, int Teams, int Rows = 1, int Share = 1024>
+template <int Members, int Teams>
 class Team {
 public:
     const int number, count, member;  // which team of how many, and which of its blocks
@@ -166,32 +165,21 @@ public:
 
     // To be called by the first warp. States begin `Offset` bytes into the exchange.
     template <int Offset, typename State>
-    __device__ __forceinline__ void leave(const State& state, int row = 0) {
-        if (threadIdx.x == 0) Left<State>::leave(place<Offset, State>(member, row), state, turn_);
-    }
-
-    // For which of the rows, and which member, the thread looks.
-    static __device__ __forceinline__ int row_of_thread() { return Rows == 1 ? 0 : int(threadIdx.x) / Share; }
-    static __device__ __forceinline__ unsigned member_of_thread() {
-        if constexpr (Rows == 1) return threadIdx.x;
-        return threadIdx.x % Share;
+    __device__ __forceinline__ void leave(const State& state) {
+        if (threadIdx.x == 0) Left<State>::leave(place<Offset, State>(member), state, turn_);
     }
 
     // What the member that has the thread's number has left, as it stands now. Asked some time before `find`, it has come when that needs it.
     template <int Offset, typename State>
     __device__ __forceinline__ Left<State> ask() const {
-        if constexpr (Rows > 1) {
-            if (row_of_thread() >= Rows) return Left<State>();
-        }
-        const int member = int(member_of_thread());
-        return member_of_thread() < Members ? Left<State>::at(place<Offset, State>(member, row_of_thread())) : Left<State>();
+        return threadIdx.x < Members ? Left<State>::at(place<Offset, State>(int(threadIdx.x))) : Left<State>();
     }
 
     // To be called by all threads of a block, after its own first thread has left a state: the state of the member that has the
     // thread's number, none where there is no such member. A block has a thread for each member, or more. `left` is what was asked for.
     template <int Offset, typename State>
     __device__ __forceinline__ State find(Left<State> left = {}) const {
-        if (member_of_thread() >= Members || row_of_thread() >= Rows) return State();
+        if (threadIdx.x >= Members) return State();
         while (!left.is_of(turn_)) left = ask<Offset, State>();
         return left.state();
     }
@@ -201,8 +189,8 @@ public:
 
 private:
     template <int Offset, typename State>
-    __device__ __forceinline__ std::uint64_t* place(int of, int row) const {
-        const int first = ((int(turn_ % 2) * Rows + row) * Teams + number) * Members + of;
+    __device__ __forceinline__ std::uint64_t* place(int of) const {
+        const int first = (int(turn_ % 2) * Teams + number) * Members + of;
         return reinterpret_cast<std::uint64_t*>(exchange_ + Offset) + first * Left<State>::places;
     }
 

@@ -131,26 +131,6 @@ __device__ __forceinline__ Run<T, N> load_run(const T* from) {
     return result;
 }
 
-// Of the aligned vectors of 16 bytes that cover the `count` elements from element `begin` on, the one with this number, or the last one. It
-// brings 256 bytes to the L2 cache, as what is next to it is wanted by others at the same time.
-template <int N, typename T, typename I>
-__device__ __forceinline__ Vec<T, N> load_covering(const T* from, I begin, int number, std::common_type_t<I> count) {
-    static_assert(N * sizeof(T) == 16);
-    const I first = begin / N * N + number * N, last = (begin + count - 1) / N * N;
-    const T* place = from + (first < last ? first : last);
-#if defined(__CUDA_ARCH__)
-    unsigned words[4];
-    asm volatile("ld.global.nc.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "l"(place));
-    Vec<T, N> result;
-    memcpy(&result, words, sizeof(result));
-    return result;
-#else
-    return load_vector<N>(place);
-#endif
-}
-
 // A vector of which only the first `left` elements may be there; zeros for the others. Both ways give whole words: of single elements the
 // compiler would take vectors apart as soon as they come, and wait for each.
 template <int N, Reuse reuse = Reuse::normal, typename T, typename I>

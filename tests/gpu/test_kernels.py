@@ -17,9 +17,6 @@ from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
-from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.schedule.plan_flat import Transposed
 from fusepass.codegen.schedule_convolution import pieces_on, serves
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
@@ -125,19 +122,6 @@ def test_values(name: str, aligned: bool, libraries: Libraries) -> None:
     assert_close(program, first, interpret(program, inputs))
     for output, value in first.items():
         np.testing.assert_array_equal(value.view(np.uint8), again[output].view(np.uint8))
-
-
-@pytest.mark.parametrize("name", [name for name in kernels.SAMPLES if name.startswith("aligned_copy")])
-def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
-    facts, program = device_facts(torch.device("cuda")), SAMPLES[name]()
-    ranked = ranking(program.kernels[0], program, facts)
-    ranks = [rank for rank, each in enumerate(ranked) if isinstance(each.plan, Transposed) and each.plan.covered]
-    assert ranks
-    sources = [render(program, facts, overrides=ScheduleOverrides(0, rank)) for rank in ranks]
-    inputs = inputs_of(program)
-    for source, path in zip(sources, build_all(sources), strict=True):
-        found = _run(program, _opened(program, source, path), inputs, 0)
-        assert_close(program, found, interpret(program, inputs))
 
 
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])

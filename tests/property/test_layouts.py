@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import permutations
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusepass.codegen.ir.dtype import DType
@@ -15,9 +15,6 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
-from fusepass.codegen.schedule import ranking
-from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.schedule.plan_flat import Transposed
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.regions import TILES
@@ -93,27 +90,3 @@ def test_any_layouts(shape: tuple[int, ...], given_: list[Operand], made: list[O
     source = render(program, SMALL, aligned=aligned)
     got = emulate(program, source, values, shift=0 if aligned else 1)
     assert_close(program, got, interpret(program, values))
-
-
-@needs_compiler
-@settings(max_examples=12, deadline=None)
-@given(
-    st.tuples(st.integers(1, 3), st.integers(16, 140), st.integers(1, 12), st.integers(3, 30)),
-    st.lists(inputs, min_size=1, max_size=2),
-    st.lists(operands, min_size=1, max_size=2),
-)
-def test_any_rows_that_aligned_vectors_cover(
-    shape: tuple[int, ...], given_: list[Operand], made: list[Operand]
-) -> None:
-    program = program_of(shape, given_, made)
-    (kernel,) = program.kernels
-    ranks = [
-        rank
-        for rank, each in enumerate(ranking(kernel, program, SMALL))
-        if isinstance(each.plan, Transposed) and each.plan.covered
-    ]
-    assume(ranks)
-    values = inputs_of(program)
-    for rank in ranks:
-        got = emulate(program, render(program, SMALL, overrides=ScheduleOverrides(0, rank)), values)
-        assert_close(program, got, interpret(program, values))

@@ -19,7 +19,7 @@ import pytest
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.ir.updates import written_over
-from fusepass.codegen.render.cuda.headers import ALL as HEADERS
+from fusepass.codegen.render.cuda.families import HEADERS
 from fusepass.codegen.source import Source
 from fusepass.codegen.toolchain import CUDA_FLAGS, include_directory
 

@@ -583,9 +583,9 @@ def merge_moments(rows: int, pieces: int) -> Program:
     return program("merge", [*buffers, result("mean", [rows]), result("m2", [rows])], kernel)
 
 
-def in_teams(made: Program, members: int, teams: int, together: int = 1) -> Program:
-    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks, which meet for so many of them at once."""
-    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams, together))
+def in_teams(made: Program, members: int, teams: int) -> Program:
+    """`made` with the rows of its kernels shared by `teams` teams of `members` blocks."""
+    shared = form_teams(made, Builder(), lambda program, kernel: (members, teams))
     verify(shared)
     return shared
 
@@ -596,11 +596,6 @@ def in_strips(made: Program, members: int, teams: int, strip: int) -> Program:
     shared = form_teams(made, Builder(), lambda program, kernel: None, strips=lambda program, kernel: size)
     verify(shared)
     return shared
-
-
-def in_clusters(made: Program) -> Program:
-    """`made` with rows that two blocks share."""
-    return replace(made, kernels=tuple(replace(kernel, cluster=2) for kernel in made.kernels))
 
 
 SAMPLES: dict[str, Callable[[], Program]] = {
@@ -673,9 +668,7 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "layer_norm_1003_f16": lambda: layer_norm(200, 1003, F16),
     "layer_norm_20003": lambda: layer_norm(40, 20_003),
     "layer_norm_registers": lambda: layer_norm(12, 49_152),
-    "layer_norm_staged_bf16": lambda: layer_norm(330, 40_000, BF16),
-    "cluster_softmax": lambda: in_clusters(softmax_rows(8, 65_536)),
-    "cluster_layer_norm_odd": lambda: in_clusters(layer_norm(6, 57_001)),
+    "layer_norm_40000_bf16": lambda: layer_norm(330, 40_000, BF16),
     "layer_norm_shared": lambda: layer_norm(264, 53_248),
     "layer_norm_shared_odd": lambda: layer_norm(140, 52_001),
     "layer_norm_long": lambda: layer_norm(7, 300_000),
@@ -765,8 +758,6 @@ SAMPLES: dict[str, Callable[[], Program]] = {
     "team_layer_norm_ring_f16": lambda: in_teams(layer_norm(7, 1 << 22, F16), 66, 2),
     "team_layer_norm_ring_plain": lambda: in_teams(layer_norm(6, 300_004, weighted=False), 10, 2),
     "team_layer_norm_ring_anywhere": lambda: in_teams(layer_norm(6, 300_001, weighted=False), 10, 2),
-    "team_layer_norm_together_f16": lambda: in_teams(layer_norm(9, 1 << 22, F16), 132, 1, 2),
-    "team_layer_norm_together_plain": lambda: in_teams(layer_norm(7, 300_008, F16, weighted=False), 20, 2, 2),
     "strips_batch_norm_1d": lambda: in_strips(batch_norm_1d(4000, 1024), 8, 4, 64),
     "strips_batch_norm_1d_part": lambda: in_strips(batch_norm_1d(999, 100), 2, 1, 64),
     "strips_small_images": lambda: in_strips(channel_differences(300, 60, 49), 3, 4, 8),

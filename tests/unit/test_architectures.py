@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from _pytest.mark import ParameterSet
-from torch import nn
 
 from benchmarks.layers import Workload
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.machine import ARCHITECTURES
-from fusepass.codegen.render.cuda import headers
+from fusepass.codegen.render.cuda.families import HEADERS
 from fusepass.codegen.source import Source
 from tests import compile_cuda
 from tests.golden_sources.digests import GROUPS, sources
@@ -23,8 +22,9 @@ _WORKLOADS = [
     (group, workload) for group in GROUPS if group not in ("cpu", "sizes", "training") for workload in GROUPS[group][0]
 ]
 
-_WGMMA = {"fp_wgmma.cuh", "fp_wgmma_places.cuh", "fp_wgmma_rows.cuh", "fp_wgmma_sparse.cuh", "fp_matmul_turns.cuh"}
-_FROM_HOPPER_ON = {"fp_cluster.cuh", "fp_barriers.cuh"}
+_WGMMA = {
+    "fp_wgmma.cuh", "fp_wgmma_places.cuh", "fp_wgmma_rows.cuh", "fp_wgmma_sparse.cuh", "fp_matmul_turns.cuh", "fp_barriers.cuh"
+}  # fmt: skip
 
 
 def _cases() -> Iterator[ParameterSet]:
@@ -48,39 +48,20 @@ def _fits(source: Source, facts: DeviceFacts) -> None:
     assert source.arch == facts.arch
     included = set(re.findall(r'#include "(.*)"', source.text))
     assert facts.warp_groups or not included & _WGMMA
-    assert facts.clusters or not included & _FROM_HOPPER_ON
     for bounds in re.findall(r"__launch_bounds__\((\d+)(?:, (\d+))?\)", source.text):
         assert int(bounds[0]) * int(bounds[1] or 1) <= facts.max_threads
     for name, nbytes in compile_cuda.dynamic_shared(source.text):
         assert nbytes <= facts.shared_bytes_per_block, name
 
 
-_LONG_ROWS = (
-    Workload("softmax", lambda sizes: (nn.Softmax(1), nn.ReLU()), (512, 1 << 16), (4, 64)),
-    Workload("layer_norm", lambda sizes: (nn.LayerNorm(sizes.of(40000)),), (512, 40000), (4, 64)),
-)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
-def test_clusters_and_bulk_copies_are_used_from_hopper_on(arch: str) -> None:
-    facts, included = DeviceFacts.described(arch), set[str]()
-    for workload in _LONG_ROWS:
-        for _, made in sources("single", workload, facts):
-            for source in made if isinstance(made, list) else ():
-                _fits(source, facts)
-                compile_cuda.keep(source)
-                included.update(source.headers)
-    assert included & _FROM_HOPPER_ON == (_FROM_HOPPER_ON if facts.clusters else set())
-
-
 def test_what_is_looked_for_is_a_header() -> None:
-    assert {*_WGMMA, *_FROM_HOPPER_ON} <= {*headers.ALL}
+    assert {*HEADERS} >= _WGMMA
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_h200_is_one_of_the_described(arch: str) -> None:
     facts = DeviceFacts.described(arch)
-    assert (facts.warp_groups, facts.clusters) == (arch == "sm_90", facts.capability >= 90)
+    assert facts.warp_groups == (arch == "sm_90")
     assert facts.copies
     assert facts.tensor_cores
     assert (facts == DeviceFacts.h200()) == (arch == "sm_90")

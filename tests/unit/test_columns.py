@@ -17,7 +17,7 @@ from fusepass.codegen.render import render, render_general
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Keep
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Columns
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of

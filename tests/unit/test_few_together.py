@@ -13,8 +13,7 @@ from fusepass.codegen.generate import generate
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from tests.support.emulate import needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region

@@ -14,7 +14,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Columns
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import NO_SPLIT, region, tensor_of
 

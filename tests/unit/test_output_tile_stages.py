@@ -13,11 +13,11 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
-from fusepass.codegen.schedule.banks import iterations_of_access
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.shape import ceil
+from fusepass.codegen.schedule.two_stage_windows import iterations_of_access
 from tests.support.convolutions import DEPTHWISE, generated
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.regions import region

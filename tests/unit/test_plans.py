@@ -15,10 +15,8 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.machine import ARCHITECTURES, Machine, machine_of
 from fusepass.codegen.render.cuda.families import SHIPPED
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows, Staged, Start
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows, Start
 from fusepass.codegen.schedule_convolution.tiles import Launch
 from fusepass.codegen.schedule_cpu import CpuSchedule
 from fusepass.codegen.schedule_product import ProductSchedule
@@ -68,16 +66,9 @@ def test_no_plan_has_more_fields_than_a_reader_keeps_in_mind(plan: Any) -> None:
             "shared memory for 2048 of 3000 vectors and 1 a thread in registers, fetched ahead",
         ),
         (
-            Rows(
-                4, 2, 512, 1, 132, keep=Keep.SHARED, split=TeamPart(2, 9, kept=9, buffer=CircularBuffer(7, 3, 2, 0, 4))
-            ),
+            Rows(4, 2, 512, 1, 132, keep=Keep.SHARED, split=TeamPart(2, 9, kept=9, buffer=CircularBuffer(7, 3, 0, 4))),
             "132 blocks, vectors of 4, teams of 2, 512 lanes x 1 rows, 2 per thread at a time, shared memory, a ring of 7 places, "
-            "meetings for 2 rows, 4 vectors of weights a thread in registers",
-        ),
-        (
-            Rows(8, 5, 512, 1, 9, keep=Keep.PACKED, staged=Staged(3, frozenset("w")), split=Cluster(2, 2500)),
-            "9 blocks, vectors of 8, clusters of 2, 512 lanes x 1 rows, 5 per thread at a time, registers, packed, "
-            "weights of 3 steps in shared memory",
+            "4 vectors of weights a thread in registers",
         ),
         (
             Rows(4, 1, 32, 8, 9, keep=Keep.REGISTERS, start=Start(Index(), run=49), split=Pieces(4, 99, early=True)),
@@ -92,7 +83,7 @@ def test_no_plan_has_more_fields_than_a_reader_keeps_in_mind(plan: Any) -> None:
             "strips of 32 rows, a ring of 6 places",
         ),
     ],
-    ids=["team", "circular buffer", "cluster", "pieces", "strips"],
+    ids=["team", "circular buffer", "pieces", "strips"],
 )
 def test_a_plan_tells_how_blocks_share_rows(plan: Schedule, said: str) -> None:
     assert str(plan) == said
@@ -123,11 +114,11 @@ def test_an_unknown_architecture_is_its_predecessor() -> None:
 @pytest.mark.parametrize("arch", ["sm_70", "sm_75"])
 def test_what_came_before_has_no_features(arch: str) -> None:
     machine = replace(DeviceFacts.h200(), arch=arch).machine
-    assert _features(machine) == _features(DeviceFacts.cpu(2)) == (False, False, False, False)
+    assert _features(machine) == _features(DeviceFacts.cpu(2)) == (False, False, False)
 
 
 def _features(of: DeviceFacts | Machine) -> tuple[bool, ...]:
-    return of.copies, of.tensor_cores, of.clusters, of.warp_groups
+    return of.copies, of.tensor_cores, of.warp_groups
 
 
 def test_a_described_device_is_its_machine() -> None:

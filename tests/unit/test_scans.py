@@ -19,8 +19,7 @@ from fusepass.codegen.lowering.lower import Unsupported
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import Array
 from tests.support.native import run_native

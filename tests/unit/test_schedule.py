@@ -20,12 +20,10 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role, Store
 from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.errors import ScheduleError
 from tests.support import kernels as k
 from tests.support.regions import NO_SPLIT, region
@@ -131,10 +129,6 @@ def check_fits(plan: Schedule, kernel: Kernel) -> None:
         case Columns(team=TeamPart(buffer=CircularBuffer() as buffer) as team):
             assert team.members * team.part * plan.span >= cols > (team.members - 1) * team.part * plan.span
             assert plan.iterations <= buffer.ahead < min(3 * plan.iterations, buffer.places)
-        case Rows(split=Cluster() as cluster):
-            assert plan.blocks == rows * cluster.members
-            assert cluster.members * cluster.part >= plan.vectors(cols)
-            covered, cols = plan.lanes * plan.unroll, cluster.part
         case Rows(split=Pieces() as pieces):
             assert plan.blocks == rows // pieces.over * pieces.count
             assert pieces.count * pieces.rows >= pieces.over

@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking, schedule
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.rows import STATIC_SHARED, states_of_thread
-from tests import compile_cuda
 from tests.support import kernels as k
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
@@ -100,85 +95,6 @@ def test_values_of_sums_of_rows_that_begin_anywhere(cols: int, dtype: k.DType) -
     assert any(isinstance(each.plan, Rows) and each.plan.ends_apart for each in others)
     for rank, _ in enumerate(others, 1):
         check_rank(program, rank)
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", [name for name in k.SAMPLES if name.startswith("aligned_copy")])
-@pytest.mark.thinned(5)
-def test_values_of_rows_that_aligned_vectors_cover(name: str) -> None:
-    program = k.SAMPLES[name]()
-    ranks = covered(program, SMALL)
-    assert ranks
-    for rank in ranks:
-        check_rank(program, rank)
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "program",
-    [
-        k.transpose(203, 131),  # rows that are stored begin anywhere, but tiles are too few to overlap
-        k.transpose(128, 131),
-        k.transpose(2049, 67),
-        k.transpose(300, 130),  # rows begin at every second element
-        k.transpose(3, 4099),
-        k.mixed_layouts(2, 37, 1001),
-        k.mixed_layouts(2, 96, 145, k.F64),
-        k.out_of_channels_last(1, 133, 1033, k.F16),
-    ],
-    ids=str,
-)
-@pytest.mark.thinned(5)
-def test_values_of_covered_rows_of_other_sizes(program: Program) -> None:
-    for rank in covered(program, SMALL):
-        check_rank(program, rank)
-
-
-@needs_compiler
-def test_wide_indices_of_covered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusepass.codegen.schedule._MAX_INT", 0)
-    program = k.out_of_channels_last(2, 67, 333)
-    assert "const int64_t" in render(program, SMALL, overrides=ScheduleOverrides(0, covered(program, SMALL)[0])).text
-    check_rank(program, covered(program, SMALL)[0])
-
-
-def test_what_aligned_vectors_cover() -> None:
-    odd = k.transpose(16383, 8191)
-    (kernel,) = odd.kernels
-    assert covered(odd)
-    assert not covered(odd, aligned=False)  # where vectors lie, is not known
-    assert not any(
-        isinstance(each.plan, Transposed) and each.plan.covered for each in ranking(kernel, odd, H200)[:1]
-    )  # only what is measured to be faster
-    assert not covered(k.transpose(16383, 8192))  # rows begin at vectors
-    assert not covered(k.concatenate_channels_last(2, 33, 35, 4096))  # what a guard leaves out may lie anywhere
-    halves = k.into_channels_last(128, 64, 181 * 181, k.F16)
-    plans = [ranking(halves.kernels[0], halves, H200)[rank].plan for rank in covered(halves)]
-    assert [plan.tile for plan in plans] == [(64, 128), (64, 256)]
-    assert all(plan.width == 8 for plan in plans)
-
-
-def test_threads_are_turned_where_single_elements_are_stored_in_sectors() -> None:
-    def plans(program: Program) -> list[Schedule]:
-        return [ranking(program.kernels[0], program, H200)[rank].plan for rank in covered(program)]
-
-    assert all(plan.turned and plan.overlap == 8 for plan in plans(k.transpose(16383, 8191)))
-    assert not any(plan.turned for plan in plans(k.transpose(16384, 8191)))  # vectors
-    assert not any(plan.turned for plan in plans(k.transpose(16383, 16383, k.F16)))  # stored from a tile
-
-
-def test_covering_vectors_are_whole_accesses() -> None:
-    program = k.transpose(16383, 8191)
-    source = render(program, H200, overrides=ScheduleOverrides(0, covered(program)[0]))
-    assert "fp::load_covering<4>(x, (8191 * along_0 + across_0)" in source.text
-    assert "fp::load_vector<1>" not in source.text
-    compile_cuda.keep(source)
-
-
-def covered(program: Program, facts: DeviceFacts = H200, *, aligned: bool = True) -> list[int]:
-    """The ranks of schedules by which aligned vectors cover rows."""
-    ranked = ranking(program.kernels[0], program, facts, aligned=aligned)
-    return [rank for rank, each in enumerate(ranked) if isinstance(each.plan, Transposed) and each.plan.covered]
 
 
 def check_rank(program: Program, rank: int) -> None:

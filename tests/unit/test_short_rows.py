@@ -17,8 +17,7 @@ from fusepass.codegen.ir.expr import Window
 from fusepass.codegen.ir.program import Role
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region, tensor_of

@@ -190,40 +190,6 @@ def test_a_ring(name: str) -> None:
         assert (got - exact.double()).abs().max() <= allowed
 
 
-TOGETHER: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, int, int]]] = {
-    "layer norm of halves": (lambda x, *w: F.layer_norm(x, x.shape[1:], *w), (7, 32_008), (32_008,), (2, 1, 2)),
-    "two teams": (lambda x, *w: F.layer_norm(x, x.shape[1:], *w).relu(), (9, 7_996), (7_996,), (2, 2, 3)),
-    "rows of two axes": (lambda x, *w: F.layer_norm(x, x.shape[2:], *w), (3, 4, 12_004), (12_004,), (2, 2, 2)),
-    "results of rows": (
-        lambda x, *w: torch.native_layer_norm(x, x.shape[1:], *w, 1e-5), (5, 16_004), (16_004,), (3, 1, 2)
-    ),
-    "two reductions": (
-        lambda x, w, b: (x - x.amax(1, keepdim=True)) * w + x.mean(1, keepdim=True) * b, (6, 12_388), (12_388,), (2, 1, 2)
-    ),
-    "fewer rows than a meeting has": (lambda x, *_: F.layer_norm(x, x.shape[1:]), (2, 8_004), (), (2, 1, 3)),
-}  # fmt: skip
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", TOGETHER)
-@pytest.mark.thinned(3)
-def test_meetings_for_several_rows(name: str) -> None:
-    function, shape, weights, size = TOGETHER[name]
-    random = torch.Generator().manual_seed(5)
-    dtype = torch.float16 if "halves" in name else torch.float32
-    x, *others = (torch.randn(each, generator=random).to(dtype) for each in (shape, weights, weights))
-    made = region(function, x * 2 + 5, *others)
-    program = made.passed(replace(NO_SPLIT, teams=lambda program, kernel: size, longest_cached_row=1))
-    facts = replace(RING, shared_bytes_per_block=140 << 10)
-    assert f"a ring of 8 places, meetings for {size[2]} rows" in describe(program, program.kernels[0], facts)
-    results = emulate(program, render(program, facts), made.memory(program))
-    for number, (eager, exact) in enumerate(zip(made.eager(), made.exact(), strict=True)):
-        got = tensor_of(results[program.outputs[number]], program.buffer(program.outputs[number])).double()
-        digits = 2**-24 if dtype is torch.float32 else 2**-12
-        allowed = 2 * (eager.double() - exact.double()).abs().max() + 8 * digits * exact.double().abs().max()
-        assert (got - exact.double()).abs().max() <= allowed
-
-
 @needs_compiler
 @pytest.mark.parametrize(
     ("function", "shape", "dtype"),
@@ -321,7 +287,7 @@ def test_wide_indices_and_unaligned_inputs(monkeypatch: pytest.MonkeyPatch) -> N
             (132, 1),
         ),  # 16.8 MB, of which a circular buffer has 1.75 times as much
         (k.layer_norm(16, 64 * 256 * 256), (132, 1)),  # half of the weights wait in registers
-        (k.layer_norm(32, 64 * 256 * 256, k.F16), (132, 1, 2)),  # teams of 66 have room for half of the weights
+        (k.layer_norm(32, 64 * 256 * 256, k.F16), (66, 2)),
         (k.layer_norm(32, 64 * 256 * 256, k.F16, weighted=False), (66, 2)),
         (k.layer_norm(32, (64 * 256 * 256) + 1, k.F16), (66, 2)),  # rows meet the weights at places of their own
         (k.layer_norm(32, 2 << 20), (66, 2)),  # nothing is converted
@@ -462,7 +428,6 @@ def test_teams_can_be_switched_off() -> None:
         (Team(1, 2, "room"), "2 teams of 1 blocks, which have nothing to share"),
         (Team(2, 64, "room"), "room is no temporary of"),
         (Team(2, 1, "x"), "x is no temporary of"),
-        (Team(2, 1, "room", strip=2, together=2), "meetings for 2 rows, swept more than once or in strips"),
         (Team(2, 1, "x"), "x is a team's and has a reader or writer"),
         (Team(2, 1, "nowhere"), "nowhere is no temporary of"),
     ],
@@ -480,11 +445,10 @@ def test_verify_knows_teams(team: Team, fault: str) -> None:
     ("program", "waiting", "nearer"),
     [
         (k.layer_norm(16, 1 << 22, weighted=False), 0, 2),
-        (k.layer_norm(32, 1 << 22, k.F16), 8, 2),  # all of them are in registers
         (k.layer_norm(16, 1 << 22), 8, 0),  # half of the weights come from the cache, which is left to them
         (k.layer_norm(32, (1 << 22) + 1, k.F16, weighted=False), 0, 2),
     ],
-    ids=["no weights", "all weights", "weights", "rows that begin anywhere"],
+    ids=["no weights", "weights", "rows that begin anywhere"],
 )
 def test_what_a_ring_brings_to_the_cache(program: Program, waiting: int, nearer: int) -> None:
     found = size(program, H200)

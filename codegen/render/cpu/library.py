@@ -11,10 +11,10 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cpu.kernel import kernel_body
 from fusepass.codegen.render.cpu.loops import FAULT, memory_type
-from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
-from fusepass.codegen.render.once import stored_once
+from fusepass.codegen.render.numbers import Slot, plain, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import Identifiers
 from fusepass.codegen.render.template import fill
+from fusepass.codegen.render.unit import descriptions, passed, stored_once, title
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
@@ -61,22 +61,18 @@ def render_cpu(
         used |= {buffer.name for buffer in touched}
         plan = cpu_schedule(kernel, program, facts, general=general, rank=overrides.rank_of(number, kernel))
         name = names.exact(kernel.name)
-        report = ((f"int* {FAULT}",), [f"    &{FAULT}"]) if kernel.checks else ((), [])
+        report = ((f"int* {FAULT}",), [f"&{FAULT}"]) if kernel.checks else ((), [])
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name], shared) for buffer in touched), *report[0]]
         parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
         once = stored_once(kernel, program, pointers, names)
         body = (*once, *kernel_body(kernel, program, plan, pointers, names.copy()))
         kernels.append(_KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), body))
-        arguments = [f"    static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
-        calls += [
-            f"{name}(",
-            *(f"{argument}," for argument in arguments[:-1]),
-            f"{arguments[-1]}{slot(Slot.ARGUMENTS, name)});",
-        ]
+        arguments = [f"static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
+        calls += [f"{name}(", *passed(arguments, name)]
     headers = (*_INCLUDED, *(["fp_scan.h"] if any(kernel.scans for kernel in program.kernels) else []))
     library = _LibraryText(
-        title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
-        comment=tuple(_description(buffer) for buffer in program.arguments),
+        title=title(program),
+        comment=descriptions(program),
         headers=headers,
         kernels=tuple(kernels),
         entry=entry,
@@ -108,12 +104,6 @@ def _parameter(buffer: Buffer, kernel: Kernel, pointer: str, shared: Collection[
     constant = "" if buffer.name in kernel.writes else "const "
     restrict = "" if buffer.name in shared else " __restrict"
     return f"{constant}{memory_type(buffer.dtype)}*{restrict} {pointer}"
-
-
-def _description(buffer: Buffer) -> str:
-    shape = "x".join(map(free, buffer.shape)) or "scalar"
-    strides = ", ".join(map(free, buffer.strides))
-    return f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})"
 
 
 def _sizes(axes: tuple[Axis, ...]) -> str:

@@ -9,13 +9,12 @@ from typing import Any
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
-from fusepass.codegen.render.cuda.families import laid
+from fusepass.codegen.render.cuda.families import INDIRECT, headers_of, laid
 from fusepass.codegen.render.cuda.family import Boxes, Family, Place, Plan
-from fusepass.codegen.render.cuda.headers import INDIRECT, headers_of
 from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
-from fusepass.codegen.render.once import stored_once
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, braces
 from fusepass.codegen.render.template import fill
+from fusepass.codegen.render.unit import descriptions, passed, stored_once, title
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
@@ -103,8 +102,8 @@ def render_cuda(
         )
     headers = headers_of(launched, replays=replay is not None)
     library = _LibraryText(
-        title=f"{program.name}({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
-        comment=_buffer_comments(program),
+        title=title(program),
+        comment=descriptions(program),
         headers=headers,
         kernels=tuple(kernels),
         entry=entry,
@@ -186,26 +185,24 @@ def _launch(
     pointers: dict[str, str],
     names: Identifiers,
 ) -> list[str]:
-    arguments = [
-        f"    static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})"
-        for buffer in _touched(kernel, program)
-    ]
-    passed = [*(f"{argument}," for argument in arguments[:-1]), f"{arguments[-1]}{slot(Slot.ARGUMENTS, name)});"]
+    touched = _touched(kernel, program)
+    arguments = [f"static_cast<{_pointer_type(buffer, kernel)}>({pointers[buffer.name]})" for buffer in touched]
+    lines = passed(arguments, name)
     if kernel.team is not None:
         team = kernel.team
         shape = f"{team.members}, {team.teams}, {plan.threads}, {plan.shared_bytes}"
         exchange = f"{pointers[team.exchange]}, {program.buffer(team.exchange).nbytes}, stream,"
         error = names.exact("error")
         start = f"const int {error} = fp::launch_teams<{name}>({shape}, {exchange}"
-        return braces([start, *passed, f"if ({error} != 0) return {error};"])
+        return braces([start, *lines, f"if ({error} != 0) return {error};"])
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     maps = [names.numbered(f"{each.name}_boxes") for each in boxes]
-    passed = [*(f"    {name}," for name in maps), *passed]
+    lines = [*(f"    {name}," for name in maps), *lines]
     if cluster > 1:
         shape = f"{cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
-        launched = [f"fp::launch_clusters<{name}>({shape}, stream,", *passed]
+        launched = [f"fp::launch_clusters<{name}>({shape}, stream,", *lines]
     else:
-        launched = [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *passed]
+        launched = [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *lines]
     if not boxes:
         return launched
     error, described = names.exact("error"), []
@@ -216,12 +213,3 @@ def _launch(
         made = f"fp::describe({filled}, {base}, {numbers})"
         described.append(f"if (const int {error} = {made}; {error} != 0) return {error};")
     return braces([f"fp::TensorMap {', '.join(maps)};", *described, *launched])
-
-
-def _buffer_comments(program: Program) -> tuple[str, ...]:
-    lines = []
-    for buffer in program.arguments:
-        shape = "x".join(map(free, buffer.shape)) or "scalar"
-        strides = ", ".join(map(free, buffer.strides))
-        lines.append(f"  {buffer.role.value} {buffer.name}: {buffer.dtype} {shape}, strides ({strides})")
-    return tuple(lines)

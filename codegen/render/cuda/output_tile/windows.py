@@ -13,11 +13,9 @@ from math import prod
 from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used, output_tile_windows
-from fusepass.codegen.render.cuda.output_tile.partials import OutputTilePartials
-from fusepass.codegen.render.cuda.output_tile.results import OutputTileResults
-from fusepass.codegen.render.cuda.output_tile.sliding import Form, Sliding, form_of
+from fusepass.codegen.render.cuda.output_tile.results import OutputTilePartials, OutputTileResults
+from fusepass.codegen.render.cuda.output_tile.sliding import Form, RowTurn, Sliding, form_of
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy, loop
-from fusepass.codegen.render.cuda.output_tile.two_stage import RowTurn
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.render.cuda.rows.fetches import Fetches
+from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
-from fusepass.codegen.render.cuda.walk.loads import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, block, written
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,7 @@ class CircularBufferWriter(KernelWriter):
         self._say("a later row's reduction, results, and copies to the place that they leave")
         top.lines += self._over_steps(steps)
         self.places.check()
-        lines = [*top.lines[:before], *block(frame.row_loop, self._whole_iteration(before))]
-        return written(lines)
-
-    def _whole_iteration(self, begin: int) -> list[str]:
-        """The lines of an iteration, which `begin` there."""
-        return self.top.lines[begin:]
+        return written([*top.lines[:before], *block(frame.row_loop, top.lines[before:])])
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each step of a row."""
@@ -155,10 +149,6 @@ class CircularBufferWriter(KernelWriter):
         within = f"({self.q} + {steps}) % {plan.iterations}" if steps else self.q
         value = f"{frame.tile.start} + {within} * {plan.unroll * frame.tile.step}"
         return scope.constant(frame.index_type, start, value)
-
-    def _at_hand(self) -> str:
-        """The condition that there is a row at hand."""
-        return f"{self.frame.iteration} >= 0"
 
     def _exists(self, row: str) -> str:
         return f"if ({row} >= 0 && {row} < {self.rows_in_iteration})"
@@ -212,7 +202,7 @@ class CircularBufferWriter(KernelWriter):
         frame.printer.expect(roots)
         phase = Phase(tuple(roots), (), frame.kernel.stores, self.kept, ())
         self.all_steps(scope, phase, frame.tile, start, coming)
-        return block(f"if ({self._at_hand()})", scope.lines)
+        return block(f"if ({frame.iteration} >= 0)", scope.lines)
 
     def _copy_step(self) -> list[str]:
         frame = self.frame

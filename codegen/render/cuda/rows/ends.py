@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.program import Store
+from fusepass.codegen.render.cuda.walk.accesses import needed
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.cuda.walk.loads import needed
 from fusepass.codegen.render.cuda.walk.states import State, pushed_one
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -63,8 +63,7 @@ class Ends:
 
     def _guards(self) -> list[str]:
         """What holds for threads that have an element."""
-        frame = self.frame
-        return [f"{frame.end} < {free(frame.kernel.col_count)}"] + ([f"{frame.member} == 0"] if frame.member else [])
+        return [f"{self.frame.end} < {free(self.frame.kernel.col_count)}"]
 
     def _inside(self) -> Scope:
         """A scope of such threads, the element's place known."""

@@ -1,17 +1,16 @@
-"""What kernels of rows bring closer before they need it: a block's next row, and what all rows meet along their columns, such as weights."""
+"""What kernels of rows bring closer before they need it: the next row of a block, or of its team."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusepass.codegen.ir.expr import Expr, Load, walk
+from fusepass.codegen.ir.expr import Expr, Load
+from fusepass.codegen.render.cuda.walk.accesses import loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame, Number
-from fusepass.codegen.render.cuda.walk.loads import loads_ahead
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Constant, block
-from fusepass.errors import RenderError
+from fusepass.codegen.render.spelling import Constant, block
 
 _PREFETCHED = 4  # times as many vectors of a team's next row as a thread loads at once
 _FEW_TEAMS = 4  # where there are more, the others keep the memory busy
@@ -126,47 +125,3 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     lines = [*scope.lines, *frame.unrolled(frame.u, steps, inner.lines)]
     head = f"const {frame.index_type} {following} = {frame.row} + {frame.row_step};"
     return [head, *block(f"if (threadIdx.x >= 32 && {following} < {frame.kernel.row_count})", lines)]
-
-
-class Staged:
-    """The copies of what all rows meet along their columns, in a kernel whose schedule has `Staged` steps; the frame knows where they go.
-
-    Bulk copies bring what the first steps of the last phase need, so that these steps do not wait for the L2 cache, and hold up nothing else.
-    """
-
-    def __init__(self, frame: Frame) -> None:
-        assert frame.in_rows is not None
-        assert frame.in_rows.staged is not None
-        self.frame, self.staged, names = frame, frame.in_rows.staged, frame.names
-        self._barrier, self._pool = names.exact("staged_are_here"), names.exact("staged_pool")
-        nodes = walk(*(store.value for store in frame.kernel.stores))
-        self._loads = [node for node in nodes if isinstance(node, Load) and node.buffer in self.staged.buffers]
-        frame.staged = {load.buffer: names.exact(f"{frame.pointers[load.buffer]}_staged") for load in self._loads}
-
-    def begun(self) -> list[str]:
-        """One thread begins all copies; before the first barrier of the block."""
-        frame, plan = self.frame, self.frame.schedule
-        inner = frame.top.child(conditional=True)
-        assert frame.arranged.col is not None
-        inner.define_axis(frame.arranged.col, frame.head or "0")
-        sizes = [self.staged.steps * plan.lanes * plan.width * load.dtype.nbytes for load in self._loads]
-        if sum(sizes) != plan.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {sum(sizes)} bytes, not {plan.shared_bytes}")
-        lines = [f"extern __shared__ __align__(16) unsigned char {self._pool}[];"]
-        lines.append(f"__shared__ fp::Barrier {self._barrier};")
-        made = [f"fp::make_barrier(&{self._barrier}, 1);", "fp::publish_barriers();"]
-        inner.lines.append(f"fp::arrive_before(&{self._barrier}, {sum(sizes)});")
-        start = 0
-        for load, nbytes in zip(self._loads, sizes, strict=True):
-            place, element = frame.staged[load.buffer], C_TYPES[load.dtype]
-            there = f"{self._pool} + {start}" if start else self._pool
-            lines.append(f"{element}* const {place} = reinterpret_cast<{element}*>({there});")
-            source = f"{frame.pointers[load.buffer]} + {inner.operand(frame.first_lane(load.index))}"
-            inner.lines.append(f"fp::begin_long_copy({place}, {source}, {nbytes}, &{self._barrier});")
-            start += nbytes
-        one = "if (threadIdx.x == 0)"  # of a warp that meets in between: racecheck takes all of it for the maker of the barrier
-        return [*lines, *block(one, made), "__syncwarp();", *block(one, inner.lines)]
-
-    def awaited(self) -> list[str]:
-        """All threads wait for the copies."""
-        return [f"fp::await_phase(&{self._barrier}, 0);"]

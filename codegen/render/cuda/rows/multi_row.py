@@ -12,11 +12,11 @@ from dataclasses import replace
 from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.render.cuda.rows.circular_buffer import CircularBufferWriter
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.cuda.walk.row_values import RowValues
+from fusepass.codegen.render.cuda.walk.kept import RowValues
 from fusepass.codegen.render.cuda.walk.states import State, exchange_places, name_results
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, block
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan_rows import Columns
 
 
 class MultiRowWriter(CircularBufferWriter):

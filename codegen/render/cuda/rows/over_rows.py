@@ -9,8 +9,8 @@ from dataclasses import replace
 from fusepass.codegen.ir.dataflow import always_loaded
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.render.cuda.partials import state_type, store_partials
+from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, fill_steps
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.cuda.walk.loads import Ahead, declare, fill_steps
 from fusepass.codegen.render.cuda.walk.states import accumulated
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block

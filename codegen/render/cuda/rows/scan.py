@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Position, Prefix
+from fusepass.codegen.render.cuda.walk.accesses import Ahead, in_turns, load_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
-from fusepass.codegen.render.cuda.walk.loads import Ahead, in_turns, load_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.states import accumulated
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.numbers import free

@@ -2,18 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.transpose import neighbours
-from fusepass.codegen.render.cuda.transpose.pieces import read_piece, write_piece
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, define
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, block
 from fusepass.codegen.schedule.shape import ACCESS
+
+
+class _Piece:
+    """A tile as one piece of memory, in accesses that the threads take in turn; `rows` of its rows.
+
+    Attributes:
+        access: the C variable with an access's number in the loop over `steps`, and the element of the tile's row and column for a lane.
+        start: the C expression of where the access begins in memory.
+        left: that of how many elements are left from there on; empty where that is enough.
+    """
+
+    def __init__(self, frame: Frame, each: SharedTranspose, rows: int) -> None:
+        self._frame, self._each = frame, each
+        columns = each.across.size
+        self._accesses, self._threads = rows * columns // each.piece, each.tile.threads
+        self.steps = -(-self._accesses // self._threads)
+        self.access = frame.names.exact(f"{each.name}_access")
+        iteration = f" + {frame.u} * {self._threads}" if self.steps > 1 else ""
+        self._number = f"const int {self.access} = int(threadIdx.x){iteration};"
+        if self.steps == 1:
+            frame.top.lines.append(self._number)
+        first = frame.first_along
+        begin = frame.constant(f"{each.name}_start", f"{first} * {free(columns)}")
+        self.start = f"{begin} + {self.access} * {each.piece}"
+        self._count = each.along.size * columns
+        self._whole = self._count % each.piece == 0 and not frame.schedule.general
+        leaves = frame.leaves_rows(each.along.size, rows)
+        self.left = f"{free(self._count)} - ({self.start})" if leaves else ""
+
+    def steps_of(self, lines: Sequence[str]) -> list[str]:
+        """`lines` for each access of a thread."""
+        u = self._frame.u
+        guarded = block(f"if ({self.access} < {self._accesses})", lines) if self._accesses % self._threads else lines
+        return self._frame.unrolled(u, self.steps, [self._number, *guarded]) if self.steps > 1 else list(guarded)
+
+    def load(self, source: str) -> str:
+        """The expression that loads an access; past the end, anything."""
+        width = self._each.piece
+        if self.left and not self._whole:
+            return f"fp::load_first<{width}>({source} + ({self.start}), {self.left})"
+        past = f"fp::least({self.start}, {free(self._count - width)})" if self.left else f"({self.start})"
+        return f"fp::load_vector<{width}>({source} + {past})"
+
+    def store(self, target: str, vector: str) -> list[str]:
+        """The statement that stores an access, as far as there is one."""
+        if self.left and not self._whole:
+            return [f"fp::store_first({target} + ({self.start}), {vector}, {self.left});"]
+        stored = f"fp::store_vector({target} + ({self.start}), {vector});"
+        return block(f"if ({self.start} < {free(self._count)})", [stored]) if self.left else [stored]
+
+    def elements(self, statement: Callable[[str], str]) -> list[str]:
+        """The statement about the place in the tile of each of an access's elements."""
+        frame, each, columns = self._frame, self._each, free(self._each.across.size)
+        element = frame.names.exact(f"{each.name}_element")
+        across, along = f"fp::mod({element}, {columns})", f"fp::div({element}, {columns})"
+        first = f"const int {element} = {self.access} * {each.piece} + {frame.v};"
+        return frame.unrolled(frame.v, each.piece, [first, statement(each.at(across, along))])
+
+
+def read_piece(frame: Frame, each: SharedTranspose) -> list[str]:
+    """Load a tile that is one piece of memory; the lines that write it to shared memory."""
+    load, width = each.transposing.load, each.piece
+    assert load is not None
+    piece, loaded = _Piece(frame, each, each.tile.along), frame.names.exact(f"{each.name}_in")
+    array, step = (f"[{piece.steps}]", f"[{frame.u}]") if piece.steps > 1 else ("", "")
+    frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {width}> {loaded}{array};")
+    frame.top.lines += piece.steps_of([f"{loaded}{step} = {piece.load(frame.pointers[load.buffer])};"])
+    return piece.steps_of(piece.elements(lambda place: f"{place} = {loaded}{step}[{frame.v}];"))
+
+
+def write_piece(frame: Frame, each: SharedTranspose) -> None:
+    """Store a tile that is one piece of memory, but for the rows that the next block has, too."""
+    buffer, width = each.transposing.buffer, each.piece
+    piece, vector = _Piece(frame, each, frame.own_rows), frame.names.exact(f"{each.name}_out")
+    lines = [f"fp::Vec<{C_TYPES[frame.program.buffer(buffer).dtype]}, {width}> {vector};"]
+    lines += piece.elements(lambda place: f"{vector}[{frame.v}] = {place};")
+    frame.top.lines += piece.steps_of([*lines, *piece.store(frame.pointers[buffer], vector)])
 
 
 @dataclass(frozen=True)
@@ -62,9 +138,6 @@ def read_in(frame: Frame, exchanges: Sequence[SharedTranspose]) -> list[str]:
             continue
         if each.piece:
             written += read_piece(frame, each)
-            continue
-        if each.tile.covered:
-            written += read_covered(frame, each)
             continue
         stand, width = _Stand.of(frame, each), each.tile.width
         loaded = frame.names.exact(f"{each.name}_in")
@@ -191,42 +264,3 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
 
 def _clamped(frame: Frame, number: str, axis: Axis, tile: int, width: int = 1) -> str:
     return f"fp::least({number}, {free(axis.size // width - 1)})" if frame.may_leave(axis.size, tile) else number
-
-
-def read_covered(frame: Frame, each: SharedTranspose) -> list[str]:
-    """Load what covers a tile's rows, the block's threads each the next vector; the lines that write it to shared memory."""
-    load, tile = each.transposing.load, each.tile
-    assert load is not None
-    total, width = tile.along * tile.vectors, tile.width
-    steps, full = -(-total // tile.threads), total % tile.threads == 0
-    name, access, line = (frame.names.exact(f"{each.name}_{part}") for part in ("in", "access", "line"))
-    # A remainder tells the compiler in which steps all threads have a vector.
-    iteration = f" + {frame.u} * {tile.threads}" if steps > 1 else ""
-    here = [
-        f"const int {access} = int(threadIdx.x % {tile.threads}){iteration};",
-        f"const int {line} = {access} / {tile.vectors};",
-    ]
-
-    if steps == 1:
-        frame.top.lines += here
-
-    def of_steps(lines: list[str]) -> list[str]:
-        guarded = lines if full else block(f"if ({access} < {total})", lines)
-        return frame.unrolled(frame.u, steps, [*here, *guarded] if steps > 1 else guarded)
-
-    array, step = (f"[{steps}]", f"[{frame.u}]") if steps > 1 else ("", "")
-    scope = frame.top.child(conditional=not full)
-    along, count = frame.along(line), str(tile.across)
-    if frame.leaves_rows(each.along.size, tile.along):  # what follows the last row is loaded as that
-        along = f"fp::least({along}, {free(each.along.size - 1)})"
-    define(frame, scope, each.along, along, 1)
-    first = define(frame, scope, each.across, frame.first_across or "0", 1)
-    if frame.may_leave(each.across.size, tile.across):
-        count = f"fp::least({free(each.across.size)} - {first}, {count})"
-    begin, number = scope.operand(each.index), f"{access} % {tile.vectors}"
-    loaded = f"fp::load_covering<{width}>({frame.pointers[load.buffer]}, {begin}, {number}, {count})"
-    frame.top.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {width}> {name}{array};")
-    frame.top.lines += of_steps([*scope.lines, f"{name}{step} = {loaded};"])
-    # A row has whole vectors, so places count on from row to row, but for what keeps rows in different banks.
-    place = f"{each.name}[{access} * {width} + {line} / {width} * {width}]"
-    return of_steps([f"fp::as_vector<{width}>({place}) = {name}{step};"])

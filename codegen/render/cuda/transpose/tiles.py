@@ -17,9 +17,8 @@ from fusepass.codegen.ir.vectors import at_whole, split_index
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Constant
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.transpose import exchange_tile
 from fusepass.errors import RenderError
@@ -108,19 +107,7 @@ class SharedTranspose:
             assert frame.arranged.col is not None
             across, along = str(group), lanes.index(axis_index(frame.arranged.col))
         along = along if plan.width == 1 or self.tile.vector > 1 else f"{along} + {frame.v}"
-        return self._covered(frame, lanes, across, along) if self.tile.covered else self.at(across, along)
-
-    def _covered(self, frame: Frame, lanes: Scope, across: str, along: str) -> str:
-        """The same of a row as it lies, which begins somewhere in its first vector."""
-        assert self.transposing.load is not None
-        assert frame.arranged.col is not None
-        width = self.tile.width
-        # The tile's first column is a multiple of the width.
-        shift = lanes.operand(self.transposing.load.index.substitute({frame.arranged.col: Index()}) % width)
-        row = f"({along})" if " " in along else along
-        begin = frame.names.exact(f"{self.name}_begin")
-        lanes.lines.append(f"const int {begin} = {row} * {self.tile.pitch} + {row} / {width} * {width} + {shift};")
-        return f"{self.name}[{begin} + {across}]"
+        return self.at(across, along)
 
 
 def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
@@ -134,8 +121,8 @@ def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
     made = []
     loads = isinstance(plan, Transposed)
     found = transposes(arranged.kernel, frame.program, here, there, loads=loads)
-    covered, realigned = (plan.covered, plan.realigned) if isinstance(plan, Transposed) else (False, frozenset[str]())
-    again = reused(() if covered else found, realigned, frame.program)
+    realigned = plan.realigned if isinstance(plan, Transposed) else frozenset[str]()
+    again = reused(found, realigned, frame.program)
     for number, transposing in enumerate(found):
         # Axes of its own, because the thread stands elsewhere while it computes; a position along is one number then,
         # of which the lane of the computed vector is no part.
@@ -147,7 +134,7 @@ def exchanges(frame: Frame) -> tuple[SharedTranspose, ...]:
         tile = exchange_tile(frame.kernel, frame.program, plan, transposing, across, index, guard)
         piece = _piece(frame, transposing, tile, index, along, across)
         tile = replace(tile, width=1) if piece else tile
-        lane = Axis(f"lane {number}", 1 if tile.covered else tile.width)
+        lane = Axis(f"lane {number}", tile.width)
         if lane.size > 1:
             index = split_index(index, across, lane)
         name = frame.names.exact(f"{frame.pointers[transposing.buffer]}_tile")
@@ -179,7 +166,7 @@ def _declare(frame: Frame, made: Sequence[SharedTranspose], *, pooled: bool) -> 
         lines.append(f"extern __shared__ __align__(16) unsigned char {pool}[];")
     for each in made:
         slots = f"fp::Slots<{C_TYPES[frame.program.buffer(each.transposing.buffer).dtype]}, {each.tile.elements}>"
-        whole = "__align__(16) " if each.tile.vector > 1 or each.tile.covered else ""
+        whole = "__align__(16) " if each.tile.vector > 1 else ""
         if pooled:
             place = f"{pool} + {start}" if start else pool
             lines.append(f"{slots}& {each.name} = *reinterpret_cast<{slots}*>({place});")

@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.output_tile.place import output_tile_place
-from fusepass.codegen.render.cuda.walk.frame import Frame, Number, Turned
+from fusepass.codegen.render.cuda.walk.frame import Frame, Number
 from fusepass.codegen.render.cuda.walk.tile import Tile, arrange
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import Constant, Identifiers
-from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
+from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import DeepTile, OutputTile
-from fusepass.codegen.schedule.plan_rows import Rows
-from fusepass.codegen.schedule.plan_team import CircularBuffer, Cluster, Pieces, TeamPart
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.errors import RenderError
 
 
@@ -88,8 +86,6 @@ class Coordinates:
         lane, here = "0", number
         if plan.team:
             return self._member(plan, plan.team)
-        if plan.cluster:
-            return self._in_cluster(plan, plan.cluster, number)
         if plan.keep is Keep.FETCHED:
             self._loop_over_rows(f"{self.index_type}({self.grid.block})", f"{self.index_type}({self.grid.blocks})")
         if plan.lanes > 1:
@@ -125,28 +121,6 @@ class Coordinates:
         self.frame.end = self.frame.constant("end", f"{lane} < {head} ? {lane} : {lane} + {count} * {plan.width}")
         return count
 
-    def _in_cluster(self, plan: Rows, cluster: Cluster, number: str) -> Tile:
-        """A block of a cluster: a part of one row."""
-        vectors, part, members = plan.vectors(self.kernel.col_count), cluster.part, cluster.members
-        self.top.lines.append("fp::enter_cluster();")
-        self.frame.member = self.frame.constant("member", f"{self.index_type}({self.grid.block}) % {members}")
-        lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
-        self.frame.first_of_row = f"{lane} == 0 && {self.frame.member} == 0"
-        base = self.frame.constant("first", f"{self.frame.member} * {part}")
-        even = part * members == vectors and not plan.ends_apart
-        self._define_row(f"{number} / {members}", 1, 1)
-        all_of_row = self._ends(plan, lane) if plan.ends_apart else str(vectors)
-        limit = (
-            "" if even else self.frame.constant("count", f"fp::least({self.index_type}({part}), {all_of_row} - {base})")
-        )
-        tail = not even or part % (plan.unroll * plan.lanes) != 0
-        axis, variable = self.arranged.col, self.names.exact("col")
-        once = not tail and plan.unroll == 1
-        tile = Tile(axis, variable, lane, plan.lanes, part, plan.width, False, tail, once, base=base, limit=limit)
-        if once:
-            self.frame.define_position(self.top, tile, lane)
-        return tile
-
     def _loop_over_rows(self, first: str, step: str) -> None:
         """A block goes from row to row."""
         row = self.frame.row = self.names.exact("row")
@@ -173,18 +147,15 @@ class Coordinates:
 
     def _loop_over_iterations(self, iterations: int, buffer: CircularBuffer, count: int) -> None:
         """A block goes from row to row, or strip to strip, and takes some iterations before the first one, in which the circular buffer fills."""
-        row, together = self.names.exact("row"), buffer.together
+        row = self.names.exact("row")
         iteration = self.frame.iteration = self.names.exact("turn")
         self.frame.row, self.frame.row_step = row, f"{self.frame.team}.count"
-        before = -(-buffer.places // (iterations * together)) * together  # rows
-        step = self.frame.row_step
-        self.frame.first_iteration, there = iteration, f" && {iteration} >= 0"
-        if together > 1:
-            self.frame.first_iteration = self.names.exact("first_turn")
-            step, there = f"{together} * {step}", f"{there} && {iteration} < {count}"
-        counter, first = self.frame.first_iteration, f"{self.frame.team}.number - {before} * {self.frame.team}.count"
-        self.frame.row_loop = f"for ({self.index_type} {counter} = {first}; {counter} < {count}; {counter} += {step})"
-        self.frame.first_of_row += there
+        before = -(-buffer.places // iterations)  # rows
+        first, step = f"{self.frame.team}.number - {before} * {self.frame.team}.count", self.frame.row_step
+        self.frame.row_loop = (
+            f"for ({self.index_type} {iteration} = {first}; {iteration} < {count}; {iteration} += {step})"
+        )
+        self.frame.first_of_row += f" && {iteration} >= 0"
         assert self.arranged.row is not None
         self.top.define_axis(self.arranged.row, row)
 
@@ -193,11 +164,9 @@ class Coordinates:
         team = self.kernel.team
         assert team is not None
         vectors, part, on_chip = plan.vectors(self.kernel.col_count), of_block.part, of_block.on_chip(plan.lanes)
-        kept, held, rows = of_block.kept, of_block.held, of_block.buffer.together if of_block.buffer else 1
+        kept, held = of_block.kept, of_block.held
         self.frame.team = self.names.exact("team")
-        share = plan.threads // 32 // rows * 32  # threads that look for what was left of a row
-        together = f", {rows}, {share}" if rows > 1 else ""
-        kind = f"fp::Team<{team.members}, {team.teams}{together}>"
+        kind = f"fp::Team<{team.members}, {team.teams}>"
         self.top.lines.append(f"{kind} {self.frame.team}({self.pointers[team.exchange]});")
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         self.frame.first_of_row = f"{lane} == 0 && {self.frame.team}.member == 0"
@@ -280,14 +249,10 @@ class Coordinates:
         lane = self.frame.constant("lane", f"threadIdx.x % {plan.lanes}")
         group = self.frame.read_constant("group", f"threadIdx.x / {plan.lanes}")
         along = lane if plan.width == 1 else f"{lane} * {plan.width}"
-        if plan.turned:
-            turned = self.frame.turned = Turned(lane, *map(self.names.exact, ("turned", "row", "live")))
-            along = lane = turned.place
         self.frame.first_along, self.frame.place = first, (lane, group)
         if plan.overlap:
             self.frame.own_row = f"unsigned({along})"
-        if not plan.turned:
-            self._define_row(f"{first} + {along}", rows, plan.width)
+        self._define_row(f"{first} + {along}", rows, plan.width)
         start = group
         if across := self.frame.first_across:
             start = self.frame.read_constant("start", lambda: f"{across} + {group}")

@@ -16,7 +16,6 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role, Store
-from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
 from fusepass.codegen.render.cuda.walk.tile import Arranged, Tile
@@ -24,21 +23,10 @@ from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Constant, Identifiers, block
 from fusepass.codegen.schedule.plan import Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
-
-
-@dataclass(frozen=True)
-class Turned:
-    """C names of a thread's number, and of what it has in the column at hand: a place in the tile, a row, and whether there is that row."""
-
-    lane: str
-    place: str
-    row: str
-    live: str
 
 
 @dataclass(frozen=True)
@@ -128,10 +116,8 @@ class Frame:
         self.first_of_row = ""  # the condition that a thread is the first of those on a row, where there are more
         # The run of columns in which a vector lies.
         self.run = names.exact("run") if self.start and self.start.run else ""
-        self.turned: Turned | None = None  # of a thread whose row is another one in each column
         self.own_row = ""  # which of its block's rows a thread's first one is, where blocks overlap
         self.team = ""  # of a block in a team
-        self.member = ""  # which block of its cluster one is
         # Of a block that goes from row to row: the row at hand, the head of the loop, the first row, and how far the next one is.
         self.row = self.row_loop = self.first_row = self.row_step = ""
         # Of a block that has a piece of the rows: its number among those of a sample, the sample's first row, one past the piece's last one,
@@ -139,7 +125,6 @@ class Frame:
         self.piece, self.sample, self.end_of_piece, self.group = "", "", "", "0"
         self.lane_of_rows = ""  # of a team's strip of rows, which vector of these a thread has
         self.iteration = ""  # with a circular buffer, the row at hand, or less than 0 before the first one
-        self.first_iteration = ""  # the first of the rows for which a team meets at once
         self.output_tile: OutputTilePlace | None = None
         # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
@@ -151,9 +136,6 @@ class Frame:
         self.unroll = schedule.unroll  # steps at a time, in the stretch at hand
         self.head = ""  # how many elements of the row come before its first whole vector, where ends are apart
         self.end = ""  # which of the row's elements at its ends a thread has, if one is there
-        self.staged: dict[
-            str, str
-        ] = {}  # buffers of which the first steps' vectors wait in shared memory, with their C names there
         self.again = False  # whether what is loaded now will be loaded again soon
         self.tile: Tile  # what a thread works on
 
@@ -242,9 +224,7 @@ class Frame:
         plan = self.in_rows
         if plan is None or self.tile.loop or plan.general or plan.run or plan.team or plan.unroll == 1:
             return ""
-        # Vectors that are not the last block's.
-        others = (plan.cluster.members - 1) * plan.cluster.part if plan.cluster else 0
-        last = plan.vectors(self.kernel.col_count) - 2 - others - plan.lanes  # the last two may end behind the row
+        last = plan.vectors(self.kernel.col_count) - 2 - plan.lanes  # the last two may end behind the row
         return f"{self.u} * {plan.lanes} <= {free(last)}" if last >= 0 else ""
 
     def is_aligned(self, buffer: str) -> bool:
@@ -297,7 +277,7 @@ class Frame:
     def _all_but(self, tile: Tile) -> int:
         """The largest first number of a step, without a thread's own, of which all vectors are known to be there."""
         plan = self.in_rows
-        if plan is None or not plan.ends_apart or tile.loop or self.unroll == 1 or plan.cluster:
+        if plan is None or not plan.ends_apart or tile.loop or self.unroll == 1:
             return -1
         return (self.kernel.col_count - plan.unit + 1) // plan.width - tile.step
 
@@ -362,8 +342,6 @@ class Frame:
         if tile.axis is not None:
             plain = text if text in ("0", self.u) else None
             scope.define_axis(tile.axis, plain or scope.constant(self.index_type, tile.variable, text))
-        if self.turned is not None:
-            define_turned_row(self, scope, self.turned)
 
     def _position(self, scope: Scope, tile: Tile, place: str | Number) -> str:
         number = f"{tile.base} + {place}" if tile.base else str(place)
@@ -384,21 +362,3 @@ class Frame:
         run, each = self.kernel.cols[0], free(plan.vectors_of_run(self.kernel.col_count))
         scope.define_axis(run, scope.constant(self.index_type, self.run, f"fp::div({number}, {each})"))
         return f"fp::mod({number}, {each})"
-
-
-def define_turned_row(frame: Frame, scope: Scope, turned: Turned) -> None:
-    """Define, for the column at hand in `scope`, the row of a thread: see `Transposed.turned`. Any turn gives each row to one thread; this one
-    lets warps begin at sectors, unless what lies together in memory ends in the tile."""
-    row, count, plan = frame.arranged.row, frame.kernel.row_count, frame.schedule
-    assert row is not None
-    stored = next(store.index for store in frame.kernel.stores if near_step(store.index, row) == 1)
-    begin, first = scope.child(), frame.first_along
-    begin.define_axis(row, first)
-    past = f"fp::mod({begin.index(stored)}, {frame.overlap})"
-    scope.lines += [
-        *begin.lines,
-        f"const int {turned.place} = unsigned({turned.lane} - int({past})) % {plan.lanes};",
-        f"const {frame.index_type} {turned.row} = fp::least({first} + {turned.place}, {free(count - 1)});",
-        f"const bool {turned.live} = {first} + {turned.place} < {free(count)};",
-    ]
-    scope.define_axis(row, turned.row)

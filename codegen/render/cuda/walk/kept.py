@@ -1,13 +1,16 @@
-"""Where a CUDA kernel keeps a row's values between phases: in registers or in dynamic shared memory."""
+"""What a CUDA kernel keeps of a row between phases: its values, in registers or in dynamic shared memory, and what depends on the row alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
+from fusepass.codegen.ir.expr import Const, Expr, Masked, ReductionResult, Window, children
 from fusepass.codegen.render.cuda.walk.frame import Frame, Number
+from fusepass.codegen.render.cuda.walk.states import State
 from fusepass.codegen.render.numbers import free
-from fusepass.codegen.render.spelling import C_TYPES
+from fusepass.codegen.render.printer import Scope
+from fusepass.codegen.render.spelling import C_TYPES, bare
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.errors import RenderError
 
@@ -95,3 +98,62 @@ class KeptPlaces:
     def _staged(self, kept: Kept) -> str:
         """A vector on its way to or from shared memory."""
         return self._vectors[id(kept.node)]
+
+
+class RowValues:
+    """Arrays with an element for each of a thread's rows.
+
+    `states` are those of the reduction loops that are done, by reduction.
+    """
+
+    def __init__(self, frame: Frame, stats: Sequence[ReductionResult]) -> None:
+        self.frame = frame
+        self.states: dict[str, State] = {}
+        self._stats = stats
+        self._arrays: list[tuple[Expr, str]] = []
+
+    def compute(self, roots: Iterable[Expr]) -> None:
+        """Compute what depends on the row alone once per row, where a thread has several."""
+        have = {id(node) for node, _ in self._arrays}
+        nodes = [node for node in self._frontier(roots) if id(node) not in have]
+        if not nodes:
+            return
+        lanes = self.frame.top.child()
+        lanes.define_axis(self.frame.lane, self.frame.v)
+        self.bind(lanes)
+        made = []
+        for node in nodes:
+            name = self.frame.names.numbered("row_value")
+            text = bare(lanes.value(node))
+            self.frame.top.lines.append(f"{C_TYPES[node.dtype]} {name}[{self.frame.schedule.width}];")
+            lanes.lines.append(f"{name}[{self.frame.v}] = {text};")
+            made.append((node, f"{name}[{self.frame.v}]"))
+        self.frame.top.lines += self.frame.unrolled(self.frame.v, self.frame.schedule.width, lanes.lines)
+        self._arrays += made
+
+    def _frontier(self, roots: Iterable[Expr]) -> list[Expr]:
+        """The largest values below `roots` that differ from row to row only, outside masks and windows."""
+        found: dict[int, Expr] = {}
+        seen: set[int] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if self.frame.arranged.col not in self.frame.dataflow.needs(node):
+                if self.frame.has_lanes(node) and not isinstance(node, ReductionResult | Const):
+                    found[id(node)] = node
+            elif isinstance(node, Masked):
+                stack.append(node.other)
+            elif not isinstance(node, Window):
+                stack.extend(children(node))
+        return list(found.values())
+
+    def bind(self, lanes: Scope) -> None:
+        """Make them and the results of reductions known where a lane's row is."""
+        for stat in self._stats:
+            if stat.reduction in self.states:
+                lanes.bind(stat, f"{self.states[stat.reduction].element}.part<{stat.part}>()")
+        for node, place in self._arrays:
+            lanes.bind(node, place)

@@ -19,13 +19,11 @@ from fusepass.codegen.render.cuda.output_tile.lines import LineWindows
 from fusepass.codegen.render.cuda.output_tile.planes import PlaneTiles
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles
 from fusepass.codegen.render.cuda.rows.ends import Ends
-from fusepass.codegen.render.cuda.rows.fetches import Fetches, Staged, prefetch_row
+from fusepass.codegen.render.cuda.rows.fetches import Fetches, prefetch_row
 from fusepass.codegen.render.cuda.rows.over_rows import OverRows
 from fusepass.codegen.render.cuda.transpose.across import read_in, write_out
 from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, exchanges
-from fusepass.codegen.render.cuda.walk.frame import Around, Frame
-from fusepass.codegen.render.cuda.walk.kept import KeptPlaces, values_to_keep
-from fusepass.codegen.render.cuda.walk.loads import (
+from fusepass.codegen.render.cuda.walk.accesses import (
     Ahead,
     by_turns,
     declare,
@@ -33,8 +31,10 @@ from fusepass.codegen.render.cuda.walk.loads import (
     load_steps,
     load_turns,
     loads_ahead,
+    write_store,
 )
-from fusepass.codegen.render.cuda.walk.row_values import RowValues
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.kept import KeptPlaces, RowValues, values_to_keep
 from fusepass.codegen.render.cuda.walk.states import (
     State,
     declare_state,
@@ -43,15 +43,14 @@ from fusepass.codegen.render.cuda.walk.states import (
     name_results,
     push,
 )
-from fusepass.codegen.render.cuda.walk.stores import write_store
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.cuda.walk.windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant, bare, block, written
 from fusepass.codegen.schedule.plan import Keep
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_output_tile import LineTile
+from fusepass.codegen.schedule.plan_rows import Columns
 from fusepass.errors import RenderError
 
 
@@ -100,10 +99,7 @@ class KernelWriter:
         if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)
-        self.staged = Staged(frame) if frame.in_rows and frame.in_rows.staged else None
-        self.arrived = (
-            self.staged.begun() if self.staged is not None else []
-        )  # what the loads of a phase are followed by
+        self.arrived: list[str] = []  # what the loads of a phase are followed by
         self.overflow_flagged = ""  # whether a thread has met an overflow flag
 
     def write(self) -> list[str]:
@@ -151,8 +147,6 @@ class KernelWriter:
     def _element_stores(self, stores: tuple[Store, ...]) -> None:
         if self.frame.kernel.reduction_loops:
             self._say("results")
-        if self.staged is not None:
-            self.top.lines += self.staged.awaited()
         overflow_flag, roots = self.frame.kernel.overflow_flag, [store.value for store in stores]
         roots += self.frame.kernel.partials.values if self.frame.kernel.partials is not None else ()
         if overflow_flag is not None:

@@ -13,8 +13,7 @@ from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope, is_term
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, literal
-from fusepass.codegen.schedule.plan_columns import Columns
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 _MANY = 24  # equal numbers are off by at most 3.9e-7 of their sum then, 4 units in the last place being 4.8e-7
 _COSTLY_PUSH = (ReduceOp.MOMENTS, ReduceOp.SOFTMAX)  # a division or exponentials per push, of one value or many
@@ -67,9 +66,7 @@ def declare_state(frame: Frame, reduction: Reduction) -> State:
     elif isinstance(plan, Columns) and plan.groups > 1:
         room = plan.groups // max(32 // plan.lanes, 1) * plan.lanes * plan.width
     if room:
-        together = frame.of_block.buffer.together if frame.of_block and frame.of_block.buffer else 1
-        rows = f"[{together}]" if together > 1 else ""
-        lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots}{rows};")
+        lines.append(f"__shared__ fp::Slots<{state.type}, {room}> {state.slots};")
     lines.append(f"{state.type} {name}{array};")
     return state
 
@@ -82,7 +79,6 @@ def _length(frame: Frame, reduction: Reduction) -> str:
     if (reduction.op, reduction.dtype) != (ReduceOp.SUM, DType.F32) or frame.team:
         return ""
     threads = plan.groups if isinstance(plan, Columns) else plan.lanes * plan.width
-    threads *= plan.cluster.members if plan.cluster else 1
     if plan.general or frame.kernel.col_count > 2 * _MANY * threads:
         return "Long"
     return "Paired" if frame.kernel.col_count > _MANY * threads else ""
@@ -217,27 +213,11 @@ def merge(frame: Frame, states: Sequence[State], meanwhile: Sequence[str] = ()) 
         lines += [f"fp::leave_warp({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_warps({state.slots}, {state.name});" for state in states]
-        lines += _in_cluster(frame, states, plan.cluster.members) if plan.cluster else []
     elif isinstance(plan, Columns) and plan.groups > 1:
         shape = f"{plan.lanes}, {plan.groups}"
         lines += [f"fp::leave_group<{shape}>({state.slots}, {state.name});" for state in states]
         lines.append("__syncthreads();")
         lines += [f"fp::gather_groups<{shape}>({state.slots}, {state.name});" for state in states]
-
-
-def _in_cluster(frame: Frame, states: Sequence[State], members: int) -> list[str]:
-    """The blocks of a cluster merge their states."""
-    first = frame.kernel.reduction_loops[0][0].name == states[0].reduction.name
-    places = [frame.names.exact(f"{state.name}_of_members") for state in states]
-    lines = [
-        f"__shared__ fp::MemberSlots<{s.type}, {members}> {place};" for s, place in zip(states, places, strict=True)
-    ]
-    lines += ["fp::await_cluster();"] if first else []
-    lines += [
-        f"fp::leave_member<{members}>({p}, {s.name}, {frame.member});" for s, p in zip(states, places, strict=True)
-    ]
-    lines.append("fp::meet_cluster();")
-    return [*lines, *(f"fp::gather_members<{members}>({p}, {s.name});" for s, p in zip(states, places, strict=True))]
 
 
 def left(frame: Frame, states: Sequence[State]) -> list[str]:
@@ -276,7 +256,7 @@ def found(frame: Frame, states: Sequence[State], names: Sequence[str], asked: Se
 def exchange_places(frame: Frame) -> dict[str, int]:
     team = frame.kernel.team
     assert team is not None
-    return exchange_offsets(frame.kernel, team.members, team.teams, team.strip, team.together)
+    return exchange_offsets(frame.kernel, team.members, team.teams, team.strip)
 
 
 def name_results(frame: Frame, states: Sequence[State], used: Iterable[ReductionResult]) -> None:

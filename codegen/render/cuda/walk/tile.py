@@ -14,10 +14,9 @@ from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, fla
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import Constant
 from fusepass.codegen.schedule.plan import Keep, Schedule
-from fusepass.codegen.schedule.plan_columns import Columns
 from fusepass.codegen.schedule.plan_flat import Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
-from fusepass.codegen.schedule.plan_rows import Rows
+from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 
 @dataclass(frozen=True)

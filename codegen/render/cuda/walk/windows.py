@@ -9,8 +9,8 @@ from math import prod
 from fusepass.codegen.ir.expr import Expr, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.neighbours import Points, Stretch, points, stretches
+from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare_one, load_one, needed
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.cuda.walk.loads import Ahead, declare_one, load_one, needed
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block, literal
 

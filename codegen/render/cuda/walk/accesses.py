@@ -1,4 +1,4 @@
-"""Loads that a CUDA kernel issues before it computes, so that many are in flight at once."""
+"""Loads that a CUDA kernel issues before it computes, so that many are in flight at once, and stores: whole vectors, single elements, or into a tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from fusepass.codegen.ir.concatenation import Concatenation, alike, concatenatio
 from fusepass.codegen.ir.expr import Expr, Load, walk
 from fusepass.codegen.ir.guards import Guard, guarded_loads
 from fusepass.codegen.ir.index import axis_index
-from fusepass.codegen.render.cuda.walk.frame import Frame, Number
+from fusepass.codegen.ir.program import Store
+from fusepass.codegen.ir.transpose import neighbours
+from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame, Number
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -33,7 +36,6 @@ class Ahead:
         under_way: whether it was issued in the step before.
         stays: whether all rows need it, so that the cache should have it.
         late: whether a step issues it for itself: those of all steps would take the registers that hold the row.
-        staged: where the vectors of the first steps wait in shared memory, if they do.
         turn: its number among loads into one variable, of which a thread needs one.
         whole: what that variable is whichever was loaded, and as which value of this load, if it is a concatenation as it is.
     """
@@ -47,7 +49,6 @@ class Ahead:
     under_way: bool = False
     stays: bool = False
     late: bool = False
-    staged: str = ""
     turn: int = 0
     whole: tuple[Expr, Expr] | None = None
 
@@ -82,8 +83,7 @@ def _issue(frame: Frame, load: Load, guard: Guard) -> Ahead | None:
     name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
     same = not guard and _same_for_all_steps(frame, load)
     wide = frame.is_wide(load.buffer, load.index)
-    staged = frame.staged.get(load.buffer, "")
-    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide), staged=staged)
+    return Ahead(load, guard, wide, lanes, name, same, late=_late(frame, load, wide))
 
 
 def _late(frame: Frame, load: Load, wide: bool) -> bool:
@@ -195,7 +195,7 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
             left, before = f"{extent} - {start}", frame.before_end()
             left = f"{before} ? {frame.schedule.width} : {left}" if before else left
             call = f"fp::load_first<{arguments}>({pointer} + {start}, {left})"
-        inside.lines.append(f"{target} = {_staged_or(frame, each.staged, call) if each.staged else call};")
+        inside.lines.append(f"{target} = {call};")
     elif each.lanes and (found := frame.picked(each.load.buffer, index)) is not None:
         lanes, whole = inside.child(), frame.names.numbered(f"{each.name}_of")
         start = inside.operand(found.start)
@@ -217,14 +217,6 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
         inside.lines.append(f"{target} = fp::load<fp::Reuse::none>({pointer} + {inside.operand(index)});")
     else:
         inside.lines.append(f"{target} = {pointer}[{inside.index(index)}];")
-
-
-def _staged_or(frame: Frame, place: str, call: str) -> str:
-    """The vector of step `u` where it waits in shared memory, or what `call` loads in later steps."""
-    plan = frame.schedule
-    here = f"fp::as_vector<{plan.width}>({place}[({frame.number(frame.tile, frame.tile.start)}) * {plan.width}])"
-    steps = frame.in_rows.staged.steps if frame.in_rows and frame.in_rows.staged else plan.unroll
-    return f"{frame.u} < {steps} ? {here} : {call}" if steps < plan.unroll else here
 
 
 _REGISTERS = 255  # of a thread, at most
@@ -251,7 +243,7 @@ def _turns(found: Concatenation, ahead: Sequence[Ahead]) -> list[Ahead]:
     """The loads that are all that their pieces load, and of one kind."""
     bounds = {id(load): bound for bound, value in found.pieces for load in walk(value) if isinstance(load, Load)}
     own = [each for each in ahead if each.guard and each.guard == (bounds.get(id(each.load)),)]
-    own = [each for each in own if not (each.turn or each.whole or each.late or each.staged or each.under_way)]
+    own = [each for each in own if not (each.turn or each.whole or each.late or each.under_way)]
     guards, kinds = [each.guard for each in own], [(each.load.dtype, each.lanes) for each in own]
     pairs = zip(own, kinds, strict=True)
     return [each for each, kind in pairs if kind == kinds[0] and guards.count(each.guard) == 1]
@@ -268,3 +260,60 @@ def _registers(frame: Frame, ahead: Sequence[Ahead]) -> int:
     """Of a thread that has all of `ahead` that it may do without."""
     elements = [(frame.schedule.width if each.lanes else 1) * each.load.dtype.nbytes for each in ahead if each.guard]
     return frame.unroll * sum(-(-nbytes // _WORD) for nbytes in elements)
+
+
+def write_store(
+    frame: Frame, exchanged: Sequence[SharedTranspose], store: Store, lanes: Scope, step: Scope, around: Around
+) -> None:
+    """Add `store` of the vector at hand to the scope of its `lanes`, or to what comes `around` them; `step` is the vector's scope."""
+    buffer = frame.program.buffer(store.buffer)
+    pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
+    value = lanes.converted(store.value, buffer.dtype)
+    if frame.results is not None:
+        frame.results.write(store, value, lanes, around)
+        return
+    exchange = next((each for each in exchanged if each.transposing.store is store), None)
+    if exchange is not None:
+        exchange.write(frame, lanes, value, around)
+        return
+    own = _own(frame, store, step)
+    if not frame.is_wide(store.buffer, store.index):
+        index = lanes.index(store.index)
+        if frame.overhangs and store not in frame.kernel.row_stores:
+            lanes.lines += block(
+                f"if (fp::is_inside({frame.v}, {frame.inside(lanes)}))", [f"{pointer}[{index}] = {value};"]
+            )
+            return
+        line = f"fp::store_if({own}, {pointer} + ({index}), fp::Vec<{element}, 1>{{{{{value}}}}});" if own else ""
+        lanes.lines.append(line or f"{pointer}[{index}] = {value};")
+        return
+    result = frame.names.numbered(f"{pointer}_out")
+    around.before_lanes.append(f"fp::Vec<{element}, {frame.schedule.width}> {result};")
+    lanes.lines.append(f"{result}[{frame.v}] = {value};")
+    reuse = "<fp::Reuse::none>" if store.buffer in frame.schedule.memory.once else ""
+    start = step.operand(frame.first_lane(store.index))
+    call = f"fp::store_vector{reuse}({pointer} + {start}, {result});"
+    if isinstance(frame.schedule, Pointwise) and frame.schedule.ragged:
+        call = f"fp::store_first({pointer} + {start}, {result}, {frame.left(step)});"
+    if frame.overhangs:
+        call = f"fp::store_inside{reuse}({pointer} + {start}, {result}, {frame.within()}, {frame.inside(step)});"
+    if own:
+        call = f"fp::store_if({own}, {pointer} + {start}, {result});"
+    around.after_lanes.append(call)
+
+
+def _own(frame: Frame, store: Store, step: Scope) -> str:
+    """The condition that the sector in which a store begins is the block's, where blocks overlap; else empty.
+
+    A sector is the block's that has its first row as one of its own. It computes the others, too, as far as they follow in memory. Of output tiles
+    that overlap, the same holds of results that may differ.
+    """
+    row = frame.arranged.row
+    if frame.output_tile is not None:
+        return frame.own_in_tile() if frame.apart else ""
+    if not frame.overlap or row is None or store in frame.kernel.row_stores:
+        return ""
+    first = frame.first_lane(store.index)
+    run = step.index(axis_index(row) % neighbours(first, row))
+    past = f"fp::least(unsigned({step.index(first)}) % {frame.overlap}, unsigned({run}))"
+    return f"{frame.own_row} - {past} < {frame.own_rows}"
