@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from random import Random
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,3 +132,57 @@ def test_activations_in_place_are_recorded(write) -> None:
         captured = capture(model, (x,), {})
         assert isinstance(captured, Captured)
         torch.testing.assert_close(captured.graph(x)[-1], model(x), rtol=0, atol=0)
+
+
+def _run(program: list[tuple[int, int, int, int]], self: _Calls, x: Tensor) -> list[Tensor]:
+    """A random program over tensors, the buffer and views of them; writes to some, and at last reads all."""
+    known = [x + 1, self.cache, (x * 2).t(), (x.unsqueeze(0) - 1)[0]]
+    for kind, which, dim, number in program:
+        tensor = known[which % len(known)]
+        dim %= max(tensor.dim(), 1)
+        match kind:
+            case 0 | 1 if tensor.dim():
+                start = number % tensor.shape[dim]
+                known.append(
+                    tensor.select(dim, start) if kind else tensor.narrow(dim, start, tensor.shape[dim] - start)
+                )
+            case 2 if tensor.dim():
+                known.append(tensor[(slice(None),) * dim + (slice(number % 2, None, 2),)])
+            case 3:
+                tensor += number
+            case 4:
+                tensor.mul_(tensor.mean())
+            case 5:
+                tensor.copy_(torch.full_like(tensor, 0.5) + tensor.detach().clone())
+            case 6 if len(known) > 3:
+                del known[which % len(known)]
+    return [each * 1 for each in known]
+
+
+def test_random_writes_and_views_are_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def export(*_: object) -> None:
+        raise Declined("it is exported")
+
+    monkeypatch.setattr(trace, "_export", export)
+    random, recorded = Random(0), 0
+    for _ in range(60):
+        program = [tuple(map(random.randrange, (7, 9, 2, 4))) for _ in range(random.randint(2, 8))]
+        model, x = _Calls(partial(_run, program)), torch.randn(4, 6)
+        model.cache.normal_()
+        with torch.no_grad():
+            captured = capture(model, (torch.randn(4, 6),), {})
+            if not isinstance(captured, Captured):
+                assert "it is exported" in captured.reason, program
+                continue
+            given = [*(model.cache.clone() for _ in captured.states), x]
+            found = captured.graph(*given)
+            expected = model(x)
+        recorded += 1
+        for one, other in zip(found[-len(expected) :], expected, strict=True):
+            torch.testing.assert_close(
+                one, other, rtol=0, atol=0, msg=lambda text, program=program: f"{program}: {text}"
+            )
+            assert one.stride() == other.stride(), program
+        if captured.mutated_states:
+            torch.testing.assert_close(given[0], model.cache, rtol=0, atol=0)
+    assert recorded > 30
