@@ -217,8 +217,8 @@ class Recorder(Tracer):
         part = functional(*args, **kwargs)
         self.record(functional, args, kwargs, part)
         around = [whole]
-        for view in views[:-1]:
-            around.append(self._taken(around[-1], view))
+        for each in views[:-1]:
+            around.append(self._taken(around[-1], each))
         func(*args, **kwargs)
         for place, (view, rest) in zip(reversed(around), reversed(views), strict=False):
             put_back = _PUT_BACK[view]
