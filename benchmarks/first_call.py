@@ -82,20 +82,23 @@ def _child(name: str, implementation: str, size: str, device: str) -> float:
 
 
 def _networks(arguments: Sequence[str]) -> None:
-    from benchmarks.first_networks import measured, networks
+    from benchmarks.first_networks import CACHES, KNOWN, measured, networks
     from benchmarks.public import INFERENCE
+    from benchmarks.smallest import SMALLEST
 
-    every = [network.name for network in INFERENCE]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="*", metavar="NAME", choices=every, help="all by default")
-    parser.add_argument("--one", choices=every, help=argparse.SUPPRESS)
+    parser.add_argument("--networks", nargs="*", metavar="NAME", choices=[*KNOWN], help="all large ones by default")
+    parser.add_argument("--smallest", action="store_true", help="the forty smallest networks of torchvision and timm")
+    parser.add_argument("--one", choices=[*KNOWN], help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--caches", nargs="+", choices=CACHES, default=CACHES, help="both by default")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of each process")
     told = parser.parse_args(arguments)
     if told.one:
         print(json.dumps(asdict(measured(told.one, told.device))))
     else:
-        networks(told.networks or every, told.device, told.timeout)
+        every = [network.name for network in (SMALLEST if told.smallest else INFERENCE)]
+        networks(told.networks or every, told.device, told.timeout, told.caches)
 
 
 if __name__ == "__main__":

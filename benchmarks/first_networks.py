@@ -2,6 +2,7 @@
 
 python benchmarks/first_call.py --networks                 # all of `benchmarks/public.py` that are called without gradients
 python benchmarks/first_call.py --networks densenet201 googlenet
+python benchmarks/first_call.py --smallest --device cpu    # all of `benchmarks/smallest.py`
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.public import INFERENCE
+from benchmarks.smallest import SMALLEST
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("first_call.py")
 CACHE = "FUSEPASS_CACHE_DIR"
+CACHES = ("empty", "filled")
+KNOWN = {network.name: network for network in (*INFERENCE, *SMALLEST)}
 STAGES = (
-    "capture", "simplify", "partition", "lower", "passes", "render", "search", "build", "load", "tune", "splice", "rest",
+    "capture", "simplify", "layout", "partition", "lower", "passes", "render", "search", "build", "load", "tune", "whole graph", "splice", "rest",
 )  # fmt: skip
 """In the order of the table. `generate` in the report is lowering, passes, rendering and the search around them; with a filled cache nothing of
 it is left but looking up what was generated, under `search`. `build` is what the compilers take after that, as they start beside it."""
@@ -39,6 +45,8 @@ class FirstNetwork:
     Attributes:
         seconds: by stage; `rest` is what no stage has.
         total: seconds of the call.
+        processor: seconds that processors worked for the call, those of the compilers that it waited for included: where others use the machine
+            as well, they say more than `total`.
         regions: how many there are.
         libraries: how many the cache has then.
         peak: GiB of memory that the process had at most.
@@ -46,6 +54,7 @@ class FirstNetwork:
 
     seconds: Mapping[str, float]
     total: float
+    processor: float
     regions: int
     libraries: int
     peak: float
@@ -55,9 +64,7 @@ def measured(name: str, device: str) -> FirstNetwork:
     """The first call in this process; imports, CUDA's start and an eager call come before."""
     import torch
 
-    from benchmarks.public import INFERENCE
-
-    network = next(each for each in INFERENCE if each.name == name)
+    network = KNOWN[name]
     where = torch.device(device)
     import fusepass
 
@@ -66,11 +73,11 @@ def measured(name: str, device: str) -> FirstNetwork:
         model(x)
         fused = fusepass.optimize(model)
         with timed() as spent:
-            start = time.perf_counter()
+            start, used = time.perf_counter(), _processor_seconds()
             fused(x)
             if where.type == "cuda":
                 torch.cuda.synchronize()
-            total = time.perf_counter() - start
+            total, used = time.perf_counter() - start, _processor_seconds() - used
     report = fused.report()
     told = dict(report.seconds)
     search = told.pop("generate", 0.0) - sum(spent.values())
@@ -78,10 +85,17 @@ def measured(name: str, device: str) -> FirstNetwork:
     return FirstNetwork(
         seconds={**seconds, "rest": max(total - sum(seconds.values()), 0.0)},
         total=total,
+        processor=used,
         regions=len(report.regions),
         libraries=len([*Path(os.environ[CACHE]).rglob("*.so")]),
         peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
     )
+
+
+def _processor_seconds() -> float:
+    """Seconds of this process, and of its children that have ended."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in spent)
 
 
 @contextmanager
@@ -110,15 +124,15 @@ def timed() -> Iterator[Mapping[str, float]]:
         yield spent
 
 
-def networks(names: Sequence[str], device: str, timeout_s: float) -> None:
-    """Print a line for each network and state of the cache, each measured in a process of its own."""
+def networks(names: Sequence[str], device: str, timeout_s: float, caches: Sequence[str] = CACHES) -> None:
+    """Print a line for each network and each of `caches`, measured in processes of their own."""
     print(
         f"{'network':20} {'cache':6}"
-        + "".join(f"{stage:>10}" for stage in (*STAGES, "total", "regions", "built", "GiB"))
+        + "".join(f"{stage:>12}" for stage in (*STAGES, "total", "processor", "regions", "built", "GiB"))
     )
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            for cache in ("empty", "filled"):
+            for cache in caches:
                 command = [sys.executable, str(SCRIPT), "--one", name, "--device", device]
                 environment = os.environ | {CACHE: folder}
                 print(f"{name:20} {cache:6}{_line(command, environment, timeout_s)}", flush=True)
@@ -132,7 +146,7 @@ def _line(command: Sequence[str], environment: Mapping[str, str], timeout_s: flo
     if done.returncode:
         return f" failed with status {done.returncode}: {done.stderr.strip()[-200:]}"
     found = FirstNetwork(**json.loads(done.stdout.splitlines()[-1]))
-    numbers = (*(found.seconds.get(stage, 0.0) for stage in STAGES), found.total)
+    numbers = (*(found.seconds.get(stage, 0.0) for stage in STAGES), found.total, found.processor)
     return (
-        "".join(f"{number:10.2f}" for number in numbers) + f"{found.regions:10}{found.libraries:10}{found.peak:10.1f}"
+        "".join(f"{number:12.2f}" for number in numbers) + f"{found.regions:12}{found.libraries:12}{found.peak:12.1f}"
     )

@@ -15,11 +15,13 @@ from itertools import pairwise
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import PRODUCTS
 from fusepass.patterns.aliasing import written
 from fusepass.patterns.effects import is_constant_number, is_random
 from fusepass.patterns.legality import Refusal
+from fusepass.patterns.memo import remembered
 from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 
 aten = torch.ops.aten
@@ -310,7 +312,15 @@ def has_effect(node: fx.Node) -> bool:
     """Whether `node` does more than give a result: it writes, draws random numbers, or may raise."""
     if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
         return False  # tracing has checked the metadata, which the graph is specialised on
-    return is_random(node.target) or node.is_impure()
+    if isinstance(node.target, OpOverload):
+        return is_random(node.target) or _acts(node.target)
+    return node.is_impure()
+
+
+@remembered
+def _acts(target: OpOverload) -> bool:
+    """Whether calls of `target` are impure for PyTorch, which takes long to say so."""
+    return fx.Graph().call_function(target).is_impure()
 
 
 def remove_dead(graph: fx.Graph) -> None:

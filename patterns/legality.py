@@ -87,9 +87,14 @@ def no_random_numbers(node: fx.Node) -> str | None:
 
 
 def no_host_synchronisation(node: fx.Node) -> str | None:
-    # Every argument counts: an index may be the very tensor that it is looked up in.
-    read = (argument.meta.get("val") for argument in pytree.tree_leaves(node.args) if isinstance(argument, fx.Node))
-    return "its result, or the size of it, is needed on the host" if waits_for_host(node.target, read) else None
+    return "its result, or the size of it, is needed on the host" if waits_for_host(node.target, _read(node)) else None
+
+
+def _read(node: fx.Node) -> Iterator[object]:
+    """What all arguments of `node` look like: an index may be the very tensor that it is looked up in."""
+    for argument in pytree.tree_leaves(node.args):
+        if isinstance(argument, fx.Node):
+            yield argument.meta.get("val")
 
 
 _BEYOND = {

@@ -26,6 +26,7 @@ from fusepass.patterns.partition import Region
 from fusepass.report.choice import Choice
 from fusepass.report.report import RegionState
 from fusepass.runtime.meta import Meta, with_strides
+from fusepass.runtime.region import FusedRegion
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Work:
     candidate: Candidate | None = None
     lost: dict[str, str] = field(default_factory=dict)
     choice: Choice | None = None
-    call: Callable[..., Any] | None = None
+    call: FusedRegion | None = None
     writes: Sequence[fx.Node] = ()
     reason: str | None = None
     seconds: float = 0.0

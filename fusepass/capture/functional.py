@@ -29,6 +29,8 @@ _ELEMENTWISE = frozenset(
     {
         aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default, aten.exponential_.default,
         aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.masked_fill_.Scalar,
+        aten.masked_fill_.Tensor, aten.abs_.default, aten.copysign_.Tensor, aten.gelu_.default, aten.hardswish_.default,
+        aten.mish_.default, aten.threshold_.default,
     }
 )  # fmt: skip
 """In-place operators that write every element where it stands, beside those that PyTorch tags as pointwise."""

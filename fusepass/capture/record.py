@@ -1,7 +1,7 @@
 """Traces a model by running it once for real and writing down the ATen operators: nothing to import, exact layouts.
 
 Buffers are clones and random numbers come from generators of its own, so the run leaves no trace. What this recorder does not
-know how to make functional (writes to inputs, to parameters or to memory that several tensors share) it declines; AOTAutograd,
+know how to make functional (writes to inputs, to parameters, or to memory shared in other ways than by slices) it declines; AOTAutograd,
 which takes seconds to import, then traces the model instead.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fusepass.capture.escapes import Declined
 from fusepass.capture.functional import functional_form, memory_order, with_defaults
@@ -24,10 +24,19 @@ from fusepass.capture.own_draws import drawn
 from fusepass.capture.recurrent import RECURRENT
 from fusepass.codegen.lowering.tracer import Spec, Tracer
 from fusepass.measure import extent
-from fusepass.patterns.aliasing import BATCH_NORMS
+from fusepass.patterns.aliasing import BATCH_NORMS, is_view
 from fusepass.patterns.effects import waits_for_host
 
 aten = torch.ops.aten
+
+View = tuple[OpOverload, tuple[Any, ...]]
+"""An operator that gives a view of its first argument, and its other arguments."""
+
+_PUT_BACK: Mapping[OpOverload, OpOverload] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+}
+"""Operators that give a part of a tensor, and those that give the tensor with another such part."""
 
 
 class Recorder(Tracer):
@@ -45,6 +54,7 @@ class Recorder(Tracer):
         self._paths = {id(module): (path, type(module)) for path, module in model.named_modules()}
         self._sharing: dict[int, WeakIdKeyDictionary] = {}
         self._fixed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._views: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.branches: list[tuple[fx.Node, bool]] = []
         self._caller: FrameType | None = None
 
@@ -100,7 +110,16 @@ class Recorder(Tracer):
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
         node = super().record(func, args, kwargs, result)
         node.meta |= self._origin()
+        if is_view(func) and isinstance(result, torch.Tensor) and result is not args[0] and not kwargs:
+            whole, views = self._viewed(args[0])
+            self._views[result] = TensorWeakRef(whole), (*views, (func, args[1:]))
         return node
+
+    def _viewed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[View, ...]]:
+        """The tensor that `tensor` is a view of, and by which operators; itself where it is none, or nobody has that tensor any more."""
+        reference, views = self._views.get(tensor, (lambda: None, ()))
+        whole = reference()
+        return (tensor, ()) if whole is None else (whole, views)
 
     def _relatives(self, tensor: torch.Tensor) -> WeakIdKeyDictionary:
         """Every known tensor that lives in the storage of `tensor`."""
@@ -164,7 +183,9 @@ class Recorder(Tracer):
         target = args[0] if args else None
         if functional is None or not isinstance(target, torch.Tensor):
             raise Declined(f"{func} has no functional form that is known here")
-        self._check_writable(func, target)
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        in_parts = len(self._relatives(target)) > 1 and not draws
+        self._check_writable(func, target, in_parts=in_parts)
         args = with_defaults(func, args)
         others = [
             leaf for leaf in pytree.tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor | float | int)
@@ -172,9 +193,11 @@ class Recorder(Tracer):
         converts = func is not aten.copy_.default and any(
             torch.result_type(target, other) is not target.dtype for other in others
         )
-        if converts or not _is_dense(target):
+        if converts or not _is_dense(self._viewed(target)[0] if in_parts else target):
             raise Declined(f"{func} converts what it writes, or leaves gaps")
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if in_parts:
+            return self._write_part(func, functional, args, kwargs)
+        if draws:
             result = drawn(func, args, kwargs, _cuda_devices(args, kwargs))
         else:
             result = func(*args, **kwargs)
@@ -183,6 +206,39 @@ class Recorder(Tracer):
         else:
             self.record(functional, args, kwargs, target)
         return result
+
+    def _write_part(
+        self, func: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """An in-place operator on a tensor that others share memory with: its result is put into the whole, of which the others are taken anew."""
+        target: torch.Tensor = args[0]
+        whole, views = self._viewed(target)
+        others = [each for each in self._relatives(target) if each is not whole]
+        part = functional(*args, **kwargs)
+        self.record(functional, args, kwargs, part)
+        around = [whole]
+        for each in views[:-1]:
+            around.append(self._taken(around[-1], each))
+        func(*args, **kwargs)
+        for place, (view, rest) in zip(reversed(around), reversed(views), strict=False):
+            put_back = _PUT_BACK[view]
+            made = place if place is whole else put_back(place, part, *rest)
+            self.record(put_back, (place, part, *rest), {}, made)
+            part = made
+        if not views:
+            self.bind(whole, self.node_of(part))
+        for other in others:
+            taken = whole
+            for each in self._viewed(other)[1]:
+                taken = self._taken(taken, each)
+            self.bind(other, self.node_of(taken))
+        return target
+
+    def _taken(self, tensor: torch.Tensor, view: View) -> torch.Tensor:
+        operator, rest = view
+        taken: torch.Tensor = operator(tensor, *rest)
+        self.record(operator, (tensor, *rest), {}, taken)
+        return taken
 
     def _bernoulli(self, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Draws in the order of `target`'s memory, as eager does; the functional form would in the order of its dimensions."""
@@ -194,9 +250,13 @@ class Recorder(Tracer):
         self.record(aten.bernoulli.p, (viewed, *args), kwargs, drawn)
         self.record(aten.permute.default, (drawn, back), {}, target)
 
-    def _check_writable(self, func: OpOverload, target: torch.Tensor) -> None:
-        shared = [other for other in self._relatives(target) if other is not target]
-        if target in self._fixed or shared or self._nodes.get(target) is None:
+    def _check_writable(self, func: OpOverload, target: torch.Tensor, *, in_parts: bool = False) -> None:
+        """Decline a write to what may not be written, or what is shared; `in_parts` it may be, by views of one tensor that a part can be put back into."""
+        whole, views = self._viewed(target) if in_parts else (target, ())
+        others = [other for other in self._relatives(target) if other is not whole]
+        apart = any(self._viewed(other)[0] is not whole for other in others) if in_parts else bool(others)
+        lost = any(view not in _PUT_BACK for view, _ in views)
+        if whole in self._fixed or self._nodes.get(whole) is None or apart or lost:
             raise Declined(f"{func} writes to an input, a parameter or shared memory")
 
     def _origin(self) -> dict[str, Any]:

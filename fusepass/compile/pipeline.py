@@ -198,7 +198,7 @@ def compile_graph(
     with clock.stage("splice"):
         kept = [work for work in works if work.state is RegionState.FUSED]
         for work in kept:
-            work.call = fused[work.region.name].run
+            work.call = fused[work.region.name]
         regions = [work.region for work in kept]
         ways = edges(kept, fused)
         seen = {key: way.seen(fused[key]) for key, way in ways.items()}

@@ -70,7 +70,7 @@ def profile(compiled: CompiledGraph, arguments: Sequence[torch.Tensor], written:
 
 def _region_run(work: Work) -> Run:
     """What computes a region's outputs, as the optimised model does."""
-    call, arguments, outputs = work.call or work.original(), work.arguments, work.region.outputs
+    call, arguments, outputs = work.call.run if work.call else work.original(), work.arguments, work.region.outputs
 
     def run(values: Values) -> None:
         result = call(*(values[node] for node in arguments))

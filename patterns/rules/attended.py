@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -121,14 +122,29 @@ def _laid_out(kernel: Kernel, given: Operands) -> torch.Tensor:
     if shape_of(given.values)[-1] != sizes[-1]:
         raise Declined("values are longer or shorter than keys")
     small = (*(few if size > 1 else 1 for size, few in zip(sizes, _FEW, strict=False)), sizes[-1])
-    operands = [_ordered(node.meta["val"], small) for node in (given.queries, given.keys, given.values)]
-    args, kwargs = kernel.rest(None, given.causal)
-    made = kernel.target(*operands, *args, scale=given.scale, **kwargs)[0]
-    return Spec.described(sizes, [_stride(each, small, sizes) for each in made.stride()], value.dtype, value.device)
+    operands = tuple(_ordered(node.meta["val"], small) for node in (given.queries, given.keys, given.values))
+    made = _strides_given(kernel, operands, given.causal, given.scale)
+    return Spec.described(sizes, [_stride(each, small, sizes) for each in made], value.dtype, value.device)
 
 
-def _ordered(value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """A tensor of other sizes whose dimensions lie in memory in the order of those of `value`, ones where it has ones."""
+_Laid = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]
+"""Sizes, strides, elements, type and device of a tensor."""
+
+
+@lru_cache(maxsize=256)
+def _strides_given(kernel: Kernel, operands: tuple[_Laid, ...], causal: bool, scale: float) -> tuple[int, ...]:
+    """The strides of what `kernel` makes of `operands`: layers that differ in sizes alone ask once."""
+    given = [
+        torch.zeros(extent, dtype=dtype, device=device).as_strided(sizes, strides)
+        for sizes, strides, extent, dtype, device in operands
+    ]
+    args, kwargs = kernel.rest(None, causal)
+    strides: tuple[int, ...] = kernel.target(*given, *args, scale=scale, **kwargs)[0].stride()
+    return strides
+
+
+def _ordered(value: torch.Tensor, sizes: tuple[int, ...]) -> _Laid:
+    """How a tensor of other sizes lies whose dimensions are in memory in the order of those of `value`, ones where it has ones."""
     order = sorted((dim for dim in range(value.dim()) if sizes[dim] != 1), key=lambda dim: value.stride(dim))
     strides, step, steps = [1] * value.dim(), 1, {1: 1}
     for dim in order:
@@ -138,8 +154,7 @@ def _ordered(value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     for dim in range(value.dim()):
         if sizes[dim] == 1:
             strides[dim] = steps.get(value.stride(dim), step)
-    laid = torch.zeros(step, dtype=value.dtype, device=value.device)
-    return laid.as_strided(tuple(sizes), strides)
+    return sizes, tuple(strides), step, value.dtype, value.device
 
 
 def _stride(stride: int, small: Sequence[int], sizes: Sequence[int]) -> int:
