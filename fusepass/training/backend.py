@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusepass.background import Job
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
-from fusepass.capture.isolation import whole_resampling
+from fusepass.capture.isolation import whole_operators
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
@@ -128,7 +128,7 @@ class Backend:
         reason = next((reason for fake in fakes if (reason := untraceable(fake)) is not None), None)
         if reason is not None:
             return self._plain(graph, reason)
-        with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
+        with override(**self._options), tracing_apart(), whole_operators(example_inputs):
             given, applied = with_attention(graph)  # the partitioner adds to these
             visible = sys.maxsize
             # Those who do not ask get launches, until the trial of a step was measured on a GPU.

@@ -74,6 +74,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "squared differences": (lambda x: F.mse_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
     "smooth differences": (lambda x: F.smooth_l1_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
     "cosines": (lambda x: F.cosine_similarity(x.min(1)[0], x), (torch.randn(1, 4, 9, 9),)),
+    "targets end at a -1": (
+        lambda x, t: F.multilabel_margin_loss(x * 2, t, reduction="none"),
+        (torch.randn(3, 5), torch.tensor([[3, 0, -1, 1, 2], [-1, 0, 1, 2, 3], [0, 0, 4, 1, 2]])),
+    ),
     "a view is written": (_transposed, (torch.randn(4, 6),)),
     "a shape is changed in place": (_unsqueezed, (torch.randn(4, 6),)),
     "part of a view is written": (_every_other, (torch.randn(4, 6),)),
