@@ -78,6 +78,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, t: F.multilabel_margin_loss(x * 2, t, reduction="none"),
         (torch.randn(3, 5), torch.tensor([[3, 0, -1, 1, 2], [-1, 0, 1, 2, 3], [0, 0, 4, 1, 2]])),
     ),
+    "a convolution whose weight is channels last": (
+        lambda x, w: F.conv2d(F.batch_norm(x.mT, None, None, training=True), w).sin(),
+        (torch.randn(2, 3, 5, 4), torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)),
+    ),
     "a view is written": (_transposed, (torch.randn(4, 6),)),
     "a shape is changed in place": (_unsqueezed, (torch.randn(4, 6),)),
     "part of a view is written": (_every_other, (torch.randn(4, 6),)),
