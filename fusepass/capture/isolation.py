@@ -197,7 +197,7 @@ def whole_operators(tensors: Iterable[Any]) -> Iterator[None]:
                 for key, kernel in list(operator.py_kernels.items()):
                     operator.py_kernels[key] = _asks(operator, key, kernel)
                 operator._dispatch_cache.clear()
-    before = getattr(_here, "whole", frozenset())
+    before: frozenset[Any] = getattr(_here, "whole", frozenset())
     _here.whole = frozenset(operators)
     try:
         yield

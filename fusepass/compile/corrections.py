@@ -62,7 +62,7 @@ def _inferred(node: fx.Node, device: torch.device) -> Any:
     except RuntimeError:
         from torch._subclasses.fake_tensor import FakeTensorMode  # loads SymPy
 
-        with FakeTensorMode():  # type: ignore[no-untyped-call]
+        with FakeTensorMode():
             args, kwargs = fx.map_arg((node.args, node.kwargs), _fake)
             results = node.target(*args, **kwargs)  # type: ignore[operator]
         return pytree.tree_map_only(torch.Tensor, Spec.of, results)

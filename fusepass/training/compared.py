@@ -73,9 +73,7 @@ def _is_chosen(node: fx.Node, call: fx.Node) -> bool:
         return False
     if not _is_real(node):
         return True
-    return _is_any(call, _STEPS) and (
-        call.target.overloadpacket is not aten.div or call.kwargs.get("rounding_mode") is not None
-    )  # type: ignore[union-attr]
+    return _is_any(call, _STEPS) and (call.kwargs.get("rounding_mode") is not None or not _is_any(call, {aten.div}))
 
 
 def _is_real(node: fx.Node) -> bool:

@@ -82,6 +82,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, w: F.conv2d(F.batch_norm(x.mT, None, None, training=True), w).sin(),
         (torch.randn(2, 3, 5, 4), torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)),
     ),
+    "a solver, which may raise": (
+        lambda x: torch.linalg.solve(torch.eye(3) * 4 + x, x.sin()).tanh(),
+        (torch.rand(3, 3),),
+    ),
     "a view is written": (_transposed, (torch.randn(4, 6),)),
     "a shape is changed in place": (_unsqueezed, (torch.randn(4, 6),)),
     "part of a view is written": (_every_other, (torch.randn(4, 6),)),
