@@ -127,15 +127,16 @@ def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
 
 def call_of(node: fx.Node) -> tuple[Hashable, ...]:
     """The operator of `node` and what its decomposition sees of the arguments: calls that are equal in this are made of the same."""
-    return node.target, _kind(node.args), _kind(tuple(node.kwargs.items()))
+    seen: dict[fx.Node, int] = {}
+    return node.target, _kind(node.args, seen), _kind(tuple(node.kwargs.items()), seen)
 
 
-def _kind(arg: Any) -> Hashable:
-    """What decompositions see of an argument: all of it, but of a tensor no values."""
+def _kind(arg: Any, seen: dict[fx.Node, int]) -> Hashable:
+    """What decompositions see of an argument: all of it, but of a tensor no values, though which ones are the same, by numbers in `seen`."""
     if isinstance(arg, fx.Node):
         value = arg.meta["val"]
-        return (tuple(value.shape), value.stride(), value.dtype, value.device)
-    return tuple(map(_kind, arg)) if isinstance(arg, tuple | list) else (type(arg), arg)
+        return (seen.setdefault(arg, len(seen)), tuple(value.shape), value.stride(), value.dtype, value.device)
+    return tuple(_kind(each, seen) for each in arg) if isinstance(arg, tuple | list) else (type(arg), arg)
 
 
 def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:

@@ -10,6 +10,7 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.lowering.tensor import Context, Tensor
 from fusepass.codegen.lowering.tracer import Tracer, meta_like, results_of
 
@@ -66,10 +67,10 @@ def supports(target: object) -> bool:
 
 
 def decomposition(target: OpOverload) -> Callable[..., Any] | None:
-    """PyTorch's own way of computing an operator outside the vocabulary from simpler ones, if it has one."""
+    """How an operator outside the vocabulary is computed from simpler ones, which PyTorch says except where it is wrong; None for some others."""
     if supports(target) or target.namespace == "prim":
         return None
-    found: Callable[..., Any] = decomposition_table.get(target, target.decompose)
+    found: Callable[..., Any] = CORRECTED.get(target) or decomposition_table.get(target, target.decompose)
     return found
 
 

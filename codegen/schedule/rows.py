@@ -12,7 +12,7 @@ from fusepass.codegen.ir.expr import Builder, Gather, Load, indices_in
 from fusepass.codegen.ir.index import Axis, Index
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.team import state_bytes
-from fusepass.codegen.ir.tile import ACROSS_BYTES
+from fusepass.codegen.ir.tile import ACROSS_BYTES, power_above
 from fusepass.codegen.ir.transpose import Transpose, near_step, neighbours, pace, transposes
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import begins_with, is_vector, split_index
@@ -149,7 +149,7 @@ def _of_vectors(shape: Shape, base: Rows, transposing: Sequence[Transpose]) -> R
         return lanes * width * element < _PIECE and not own
 
     lanes = 1
-    while lanes < min(32, vectors) and (are_few(lanes) or lanes < base.ends):
+    while lanes < base.ends or (lanes < min(32, vectors) and are_few(lanes)):
         lanes *= 2
     most_lanes = _CACHED_LANES if cached and shape.single and not same else 32
     while lanes < most_lanes and ceil(vectors, lanes) * width > few:
@@ -191,7 +191,7 @@ def _of_many_reductions(shape: Shape, base: Rows, vectors: int) -> Rows:
 
     What threads of a row found is merged number by number, so few share a row, and a vector of all that is read at a column fills a thread's registers.
     """
-    lanes = min(_MANY_LANES, power_below(max(vectors, 1)))
+    lanes = max(min(_MANY_LANES, power_below(max(vectors, 1))), power_above(base.ends))
     groups = _ROWS_THREADS // lanes
     while groups * lanes > 64 and ceil(shape.rows, groups) < 4 * shape.facts.multiprocessors:
         groups //= 2

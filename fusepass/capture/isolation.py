@@ -22,6 +22,7 @@ from fusepass.capture.functional import memory_order
 from fusepass.capture.overlaps import Overlaps
 from fusepass.capture.patched import unpatched
 from fusepass.capture.recurrent import drops_out
+from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.errors import CaptureError
 
@@ -180,24 +181,24 @@ _asking: set[Any] = set()
 
 
 @contextlib.contextmanager
-def whole_resampling(tensors: Iterable[Any]) -> Iterator[None]:
-    """While open, PyTorch's Python takes no upsampling apart that eager has a kernel for: the parts have other strides.
+def whole_operators(tensors: Iterable[Any]) -> Iterator[None]:
+    """While open, PyTorch's Python takes no operator apart whose parts give other results, and no upsampling that eager has a kernel for: its
+    parts have other strides.
 
     In this thread alone: that Python, which is registered once for the process, is made to ask for whom it runs. Where one of
-    `tensors` is empty it stays, as shapes are told by Python that rejects an empty batch, and there are no strides to keep.
+    `tensors` is empty it stays for upsampling, as shapes are told by Python that rejects an empty batch, and there are no strides to keep.
     """
-    if any(size == 0 for tensor in tensors for size in getattr(tensor, "shape", ()) if isinstance(size, int)):
-        yield
-        return
+    empty = any(size == 0 for tensor in tensors for size in getattr(tensor, "shape", ()) if isinstance(size, int))
+    operators = [*CORRECTED, *(() if empty else _resampling())]
     with _lock:
-        for operator in _resampling():
+        for operator in operators:
             if operator not in _asking:
                 _asking.add(operator)
                 for key, kernel in list(operator.py_kernels.items()):
                     operator.py_kernels[key] = _asks(operator, key, kernel)
                 operator._dispatch_cache.clear()
-    before = getattr(_here, "whole", False)
-    _here.whole = True
+    before: frozenset[Any] = getattr(_here, "whole", frozenset())
+    _here.whole = frozenset(operators)
     try:
         yield
     finally:
@@ -205,7 +206,7 @@ def whole_resampling(tensors: Iterable[Any]) -> Iterator[None]:
 
 
 def _asks(operator: Any, key: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel`, the Python of `operator` for `key`; while resampling is whole here, what PyTorch has for it in C++."""
+    """`kernel`, the Python of `operator` for `key`; while it is to be whole here, what PyTorch has for it in C++."""
     composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     # One kernel records gradients on all devices.
@@ -214,7 +215,7 @@ def _asks(operator: Any, key: Any, kernel: Callable[..., Any]) -> Callable[..., 
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not getattr(_here, "whole", False):
+        if operator not in getattr(_here, "whole", ()):
             return kernel(*args, **kwargs)
         return NotImplemented if found is None else operator._op_dk(found, *args, **kwargs)
 

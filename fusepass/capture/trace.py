@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from fusepass.capture.branches import MOST_BRANCHES, Condition
 from fusepass.capture.escapes import Declined, NoEscape
 from fusepass.capture.functional import LOST_WRITE, forgets_gaps
-from fusepass.capture.isolation import NotBeside, quiet_fake_tensors, whole_resampling
+from fusepass.capture.isolation import NotBeside, quiet_fake_tensors, whole_operators
 from fusepass.capture.layouts import Following, Note, Noting
 from fusepass.capture.mutation import Exported, finish
 from fusepass.capture.naming import identifiers, input_text, positional_names
@@ -305,7 +305,7 @@ def _export(
     shim.guard = functools.partial(Following, notes)
     shim.states = {name: _fake(state, fake_mode) for name, state in states.items()}
     fakes = tuple(_fake(tensor, fake_mode) for tensor in tensors)
-    with torch.no_grad(), quiet_fake_tensors(), tracing_apart(), whole_resampling(fakes):
+    with torch.no_grad(), quiet_fake_tensors(), tracing_apart(), whole_operators(fakes):
         graph, signature = aot_export_module(shim, fakes, trace_joint=False, decompositions={})
     if not isinstance(graph, fx.GraphModule) or shim.outputs is None:
         raise CaptureError("the export gave no graph")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.tracer import Spec, results_of
 from fusepass.patterns.analysis.layout import BATCH_NORMALISATIONS, looks_channels_last, packed
@@ -41,7 +43,7 @@ def correct(graph: fx.Graph) -> None:
         if node.target is operator.getitem:
             node.meta["val"] = node.args[0].meta["val"][node.args[1]]
         elif isinstance(node.target, OpOverload) and corrected.intersection(node.all_input_nodes):
-            node.meta["val"] = infer(node.target, node.args, node.kwargs, found[0].device)
+            node.meta["val"] = _inferred(node, found[0].device)
         if node.target in _KEEPING_STATISTICS:
             node.meta["val"] = _typed(node.meta["val"], _dtypes(node))
         if node.target in _LIKE_THE_INPUT | _CONTIGUOUS:
@@ -50,6 +52,27 @@ def correct(graph: fx.Graph) -> None:
             node.meta["val"] = before
         else:
             corrected.add(node)
+
+
+def _inferred(node: fx.Node, device: torch.device) -> Any:
+    """What `node` gives. Where a library decides how that is laid out, as a convolution's, it is what PyTorch's fake kernels say, as AOTAutograd has
+    it from these for the whole graph."""
+    try:
+        return infer(node.target, node.args, node.kwargs, device)  # type: ignore[arg-type]
+    except RuntimeError:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # loads SymPy
+
+        with FakeTensorMode():
+            args, kwargs = fx.map_arg((node.args, node.kwargs), _fake)
+            results = node.target(*args, **kwargs)  # type: ignore[operator]
+        return pytree.tree_map_only(torch.Tensor, Spec.of, results)
+
+
+def _fake(node: fx.Node) -> Any:
+    def fake(value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    return pytree.tree_map_only(torch.Tensor, fake, node.meta["val"])
 
 
 def _dtypes(node: fx.Node) -> Iterator[torch.dtype]:

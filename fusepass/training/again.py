@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge
 
 _DEVICES = ("cpu", "cuda")
@@ -166,7 +167,10 @@ class Differentiable:
 
 
 class _Hook:
-    """Runs before the compiled backward of one call, and has what the call was given."""
+    """Runs before the compiled backward of one call, and has what the call was given.
+
+    A forward that asks for gradients itself, as models of forces do, has Dynamo see backward; it does not look into this.
+    """
 
     __slots__ = ("_node", "_owner", "arguments", "before", "states", "version")
 
@@ -186,6 +190,7 @@ class _Hook:
         self.before = before
         self.version = owner._version(arguments)
 
+    @_disable_dynamo
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
         batched = not all(map(_has_memory, gradients))
         if not torch.is_grad_enabled() and not batched:
@@ -196,6 +201,7 @@ class _Hook:
         found = self._owner._again(self, node, gradients, _BATCHED if batched else _TWICE)
         handle: Any = None
 
+        @_disable_dynamo
         def replaced(compiled: Any, _: Any) -> _Gradients:
             handle.remove()
             return found

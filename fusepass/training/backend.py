@@ -13,13 +13,14 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._functorch import config as functorch
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fusepass.background import Job
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
-from fusepass.capture.isolation import whole_resampling
+from fusepass.capture.isolation import whole_operators
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
@@ -128,7 +129,13 @@ class Backend:
         reason = next((reason for fake in fakes if (reason := untraceable(fake)) is not None), None)
         if reason is not None:
             return self._plain(graph, reason)
-        with override(**self._options), tracing_apart(), whole_resampling(example_inputs):
+        with (
+            override(**self._options),
+            tracing_apart(),
+            whole_operators(example_inputs),
+            # What may raise, as solvers do, is kept in order by a token, else an argument that is None where the graph says that it is a tensor.
+            functorch.patch(unlift_effect_tokens=True),
+        ):
             given, applied = with_attention(graph)  # the partitioner adds to these
             visible = sys.maxsize
             graphs = current().cuda_graphs

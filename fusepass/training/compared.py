@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 
 import torch
 from torch import fx
@@ -18,6 +19,11 @@ aten = torch.ops.aten
 
 _COMPARISONS = frozenset({aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge})
 _SIGNS = frozenset({aten.sgn, aten.sign})
+
+_STEPS = frozenset({
+    aten.floor, aten.ceil, aten.round, aten.trunc, aten.frac, aten.fmod, aten.remainder, aten.floor_divide, aten.div,
+})  # fmt: skip
+"""Functions that jump; a division where it rounds its result."""
 
 _PICKS = frozenset({
     aten.amax, aten.amin, aten.aminmax, aten.max, aten.min, aten.cummax, aten.cummin, aten.sort, aten.topk, aten.kthvalue, aten.median,
@@ -44,6 +50,35 @@ def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
             continue
         for value in [node] if node in forward else _of_forward(node.all_input_nodes, forward):
             value.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def save_chosen(graph: fx.Graph, recomputable: Collection[OpOverloadPacket]) -> None:
+    """Let the cut save what else hangs on the last bits of computed values, of what is `recomputable`: indices, integers, numbers behind steps.
+
+    Forward may have taken another element for the largest, say, than backward would find, whose gradient would go elsewhere.
+    """
+    for node in graph.nodes:
+        call = node.args[0] if node.target is operator.getitem else node
+        if not _is_any(call, recomputable) or not _is_chosen(node, call):
+            continue
+        operands = [base(each) for each in call.all_input_nodes if _is_real(each)]
+        if any(each.op == "call_function" and not _is_number(each) for each in operands):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _is_chosen(node: fx.Node, call: fx.Node) -> bool:
+    """Whether `node`, a result of `call`, is made of integers, or of floating-point numbers behind a step."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
+        return False
+    if not _is_real(node):
+        return True
+    return _is_any(call, _STEPS) and (call.kwargs.get("rounding_mode") is not None or not _is_any(call, {aten.div}))
+
+
+def _is_real(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def is_saved(node: fx.Node) -> bool:
@@ -82,7 +117,7 @@ def _meets_itself(value: fx.Node) -> bool:
     return not made.isdisjoint(picked)
 
 
-def _is_any(node: fx.Node, packets: frozenset[OpOverloadPacket]) -> bool:
+def _is_any(node: fx.Node, packets: Collection[OpOverloadPacket]) -> bool:
     return isinstance(node.target, OpOverload) and node.target.overloadpacket in packets
 
 

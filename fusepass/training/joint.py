@@ -42,7 +42,7 @@ from fusepass.patterns.simplify import Application
 from fusepass.patterns.traffic import nbytes
 from fusepass.runtime.meta import Meta
 from fusepass.training.budget import budget, within_budget
-from fusepass.training.compared import is_saved, save_compared
+from fusepass.training.compared import is_saved, save_chosen, save_compared
 
 aten = torch.ops.aten
 
@@ -108,10 +108,11 @@ def minimum_cut(
     joint.graph.eliminate_dead_code()
     joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
     split_dropout(joint.graph)  # not earlier: equal draws are two
+    kinds = _kinds(joint.graph)
     save_compared(joint.graph, num_fwd_outputs)
+    save_chosen(joint.graph, kinds.recomputable_ops)
     make_again(joint.graph)
     note_rounded(joint.graph)  # of both halves: backward decides by what forward computes
-    kinds = _kinds(joint.graph)
     # What reads a value behind a normalisation of it would count as far away, though one kernel does both.
     with (
         config.patch(ban_recompute_used_far_apart=False, cse=False),

@@ -511,8 +511,31 @@ def policy(wrap: Wrap) -> Program:
     return Program((model,), step)
 
 
+class Codes(nn.Module):
+    """The nearest of a few codes, on a grid whose step is learnt; gradients pass both choices by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 4)), nn.Linear(4, 6)
+        self.codes, self.grid = nn.Embedding(7, 4), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.tanh(self.encode(x))
+        code = self.codes(torch.cdist(found, self.codes.weight).argmin(1))
+        steps = (found + (code - found).detach()) / self.grid
+        y = self.decode((steps + (steps.round() - steps).detach()).clamp(-8, 7) * self.grid)
+        return F.mse_loss(y, x) + F.mse_loss(code, found.detach()) + 0.25 * F.mse_loss(found, code.detach())
+
+
+def quantised(wrap: Wrap) -> Program:
+    model = Codes()
+    call = wrap(model)
+    optimizer = Adam(model.parameters(), 1e-2)
+    return Program((model,), lambda n: _descend(optimizer, call(_normal(n, 9, 6))))
+
+
 # fmt: off
 PROGRAMS: dict[str, Callable[[Wrap], Program]] = {each.__name__: each for each in (
-    classifier, segmentation, vit, gpt, llama, t5, moe, vae, gan, diffusion, contrastive, lstm, graph_network, recommender, policy,
+    classifier, segmentation, vit, gpt, llama, t5, moe, vae, gan, diffusion, contrastive, lstm, graph_network, recommender, policy, quantised,
 )}
 # fmt: on

@@ -188,6 +188,29 @@ def test_what_is_compared_is_not_computed_again(name: str) -> None:
             assert alone or not made, node.format_node()
 
 
+CHOOSING: dict[str, Callable[[Tensor], Tensor]] = {
+    "the place of an extreme": lambda x: _picked(torch.tanh(x).view(32, 24, 2)),
+    "a place that is computed": lambda x: torch.tanh(x).gather(1, (torch.tanh(x).abs() * 48).long()),
+    "a whole number": lambda x: torch.tanh(x) * (torch.tanh(x) * 7).round(),
+    "a quotient": lambda x: torch.erf(x).div(0.3, rounding_mode="floor") * x.sin(),
+    "a remainder": lambda x: torch.erf(x).remainder(0.3).sin(),
+}
+
+
+def _picked(x: Tensor) -> Tensor:
+    return x.gather(-1, x.argmax(-1, keepdim=True)).sin()
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.invariant(35)
+def test_what_is_chosen_is_not_chosen_again(name: str) -> None:
+    """An element that backward took for the largest would get the gradient of the one that forward took."""
+    backward = _step(CHOOSING[name], torch.randn(32, 48)).before.graph
+    again = {node.target.overloadpacket for node in backward.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert not again & {aten.argmax, aten._to_copy, aten.round, aten.remainder}
+    assert "rounding_mode" not in {key for node in backward.nodes for key in node.kwargs}
+
+
 def test_a_threshold_may_be_compared_again() -> None:
     """A mask or a result that is made of what is at hand is not saved."""
     backward = _step(lambda x: F.relu(x * 2) * torch.sigmoid(x), torch.randn(32, 48))

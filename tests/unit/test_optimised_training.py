@@ -387,6 +387,10 @@ def test_forward_may_take_gradients() -> None:
     with pytest.warns(FusepassWarning, match="gradients of its gradients are taken"):
         report = trained(Force)
     assert report.backward is not None
+    seen = [code() for code in torch._dynamo.convert_frame.input_codes.seen]
+    assert "again.py" not in {
+        Path(code.co_filename).name for code in seen if code is not None
+    }  # Dynamo compiles none of it
 
 
 def test_many_gradients_at_once_are_the_original_s() -> None:

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import override
-from fusepass.patterns.deciding import note_rounded
+from fusepass.patterns.deciding import deciding, note_rounded
 from fusepass.patterns.simplify import simplify
 from fusepass.training import backend
 from fusepass.training.joint import minimum_cut, partition_joint
@@ -192,6 +192,18 @@ def test_a_composite_rounds_its_result_alone() -> None:
         note_rounded(graph.graph)
     marked = [node.name for node in graph.graph.nodes if ROUNDED in node.meta]
     assert marked == ["mul", "gelu", "_softmax", "add"]
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_a_call_with_one_tensor_twice_is_another_than_one_with_two(rows: int) -> None:
+    """In either order: what is known of one, by which operands it decides, is not true of the other."""
+    a, b = (each[:rows] for each in operands(torch.bfloat16, SMALL))
+    functions: list[tuple[Function, int]] = [
+        (lambda a, b: torch.logaddexp(a, a), 1), (lambda a, b: torch.logaddexp(a, b), 2),
+    ]  # fmt: skip
+    for function, count in functions if rows == 3 else functions[::-1]:
+        (node,) = trace(function, a, b)[0].graph.find_nodes(op="call_function", target=torch.ops.aten.logaddexp.default)
+        assert len(deciding(node)) == count
 
 
 def test_a_forward_that_branches_computes_what_it_asked() -> None:

@@ -140,6 +140,25 @@ def test_rows_that_are_reduced_only_are_copied_ahead(columns: int) -> None:
     assert (plan.keep, plan.blocks) == (Keep.FETCHED, 2)
 
 
+@needs_compiler
+@pytest.mark.parametrize("sums", [1, 8])
+def test_a_short_row_of_bytes_has_a_thread_for_each_element_at_its_ends(sums: int) -> None:
+    """Vectors of sixteen leave up to thirty elements at the ends, more than a row of 201 has vectors."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.stack([(x > number).sum(1) for number in range(sums)], 1)
+
+    torch.manual_seed(0)
+    made = region(function, torch.randint(0, 9, (6, 201), dtype=torch.uint8))
+    program = made.passed(pass_options(SMALL))
+    plan = schedule(program.kernels[0], program, SMALL)
+    assert isinstance(plan, Rows)
+    assert plan.start is not None
+    got = emulate(program, render(program, SMALL), made.memory(program))
+    for name, wanted in zip(program.outputs, made.run(program), strict=True):
+        assert torch.equal(tensor_of(got[name], program.buffer(name)), wanted)
+
+
 def _check(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Program:
     """Hold what emulated kernels give against the interpreter; the program."""
     torch.manual_seed(0)

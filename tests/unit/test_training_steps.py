@@ -74,6 +74,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "squared differences": (lambda x: F.mse_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
     "smooth differences": (lambda x: F.smooth_l1_loss(x.min(1)[0], x, reduction="none"), (torch.randn(1, 4, 9, 9),)),
     "cosines": (lambda x: F.cosine_similarity(x.min(1)[0], x), (torch.randn(1, 4, 9, 9),)),
+    "targets end at a -1": (
+        lambda x, t: F.multilabel_margin_loss(x * 2, t, reduction="none"),
+        (torch.randn(3, 5), torch.tensor([[3, 0, -1, 1, 2], [-1, 0, 1, 2, 3], [0, 0, 4, 1, 2]])),
+    ),
+    "a convolution whose weight is channels last": (
+        lambda x, w: F.conv2d(F.batch_norm(x.mT, None, None, training=True), w).sin(),
+        (torch.randn(2, 3, 5, 4), torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)),
+    ),
+    "a solver, which may raise": (
+        lambda x: torch.linalg.solve(torch.eye(3) * 4 + x, x.sin()).tanh(),
+        (torch.rand(3, 3),),
+    ),
     "a view is written": (_transposed, (torch.randn(4, 6),)),
     "a shape is changed in place": (_unsqueezed, (torch.randn(4, 6),)),
     "part of a view is written": (_every_other, (torch.randn(4, 6),)),

@@ -1,0 +1,37 @@
+"""Decompositions for operators of which PyTorch's own are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+_NONE, _MEAN = 0, 1
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The loss, and which classes are targets. A row's targets end at its first -1; PyTorch's counts class 0 for each place behind that."""
+    rows, wanted = torch.atleast_2d(x), torch.atleast_2d(target)
+    count = rows.shape[1]
+    classes = torch.arange(count, device=x.device)
+    end = torch.where(wanted == -1, classes, count).amin(1, keepdim=True)
+    given = classes < end
+    chosen = rows.gather(1, torch.where(given, wanted, 0))
+    is_target = (torch.where(given, wanted, -1).unsqueeze(2) == classes).any(1)
+    margins = (1 - chosen.unsqueeze(2) + rows.unsqueeze(1)).clamp_min(0) / count  # row, target, class
+    losses = torch.where(given.unsqueeze(2) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2))
+    if reduction == _NONE:
+        loss = losses.reshape(x.shape[:-1])
+    else:
+        loss = losses.mean() if reduction == _MEAN else losses.sum()
+    return loss, is_target.to(x.dtype).reshape(target.shape)
+
+
+CORRECTED: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
+}
