@@ -16,13 +16,15 @@ from fusepass.errors import BuildError
 
 IMAGE = "kernels.cubin"
 
+_OF_LAUNCHES = ("fp_list.cuh", "fp_replay.cuh")  # headers that host code needs, too
+
 _STANDARD = ("cmath", "cstddef", "cstdint", "cstring", "limits", "type_traits", "utility")
 _END = "\n}  // namespace\n"  # of the kernels, as templates/cuda/library.cu.j2 has it
 _KERNEL = re.compile(r"^__global__ void __launch_bounds__\([^\n]*\) (\w+)\(\n.*?\)(?=\n\{\n)", re.MULTILINE | re.DOTALL)
 _HOST = """\
 #include "fp_host.hpp"
 #include "fp_launch.cuh"
-{replays}
+{headers}
 namespace {{
 {kernels}
 }}  // namespace
@@ -51,7 +53,7 @@ def compiled(source: Source, directory: Path) -> str:
     missing.parent.mkdir()
     missing.write_text('#include "fp_host_defines.h"\n')
     return _HOST.format(
-        replays='#include "fp_replay.cuh"\n' if source.replay else "",
+        headers="".join(f'#include "{name}"\n' for name in source.headers if name in _OF_LAUNCHES),
         kernels="\n".join(f"{kernel[0]} {{}}" for kernel in kernels),
         image=IMAGE,
         names=", ".join(f'{{(void*){kernel[1]}, "{name}"}}' for kernel, name in zip(kernels, made.names, strict=True)),

@@ -24,6 +24,9 @@ from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 
 aten = torch.ops.aten
 
+WRITES = "writes"
+"""In ``meta`` of a node: whether it calls generated code that writes over some of its arguments."""
+
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
 
 
@@ -310,7 +313,7 @@ def has_effect(node: fx.Node) -> bool:
     """Whether `node` does more than give a result: it writes, draws random numbers, or may raise."""
     if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
         return False  # tracing has checked the metadata, which the graph is specialised on
-    return is_random(node.target) or node.is_impure()
+    return is_random(node.target) or node.meta.get(WRITES, False) or node.is_impure()
 
 
 def remove_dead(graph: fx.Graph) -> None:

@@ -10,6 +10,7 @@ from fusepass.compile.chunks import CHUNKS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
 from fusepass.patterns.channels_last import CHANNELS_LAST
+from fusepass.patterns.lists import LISTS
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
 from fusepass.patterns.simplify import COMMON_SUBEXPRESSION
@@ -30,6 +31,7 @@ def warn_of_unknown_names() -> None:
         WHOLE_GRAPH,
         TEAMS,
         CHUNKS,
+        LISTS.name,
         ALL,
     }
     for name in sorted(disabled - known):

@@ -9,7 +9,7 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.families import all_headers, headers
 from fusepass.codegen.render.cuda.family import Family, Plan
 
-_ALWAYS = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
+ALWAYS = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
 INDIRECT = (
     "fp_cast.h",
     "fp_common.h",
@@ -24,10 +24,10 @@ INDIRECT = (
 _REPLAYS = ("fp_replay.cuh",)
 
 
-ALL = tuple(dict.fromkeys([*_ALWAYS, *all_headers(), *_REPLAYS]))
+ALL = tuple(dict.fromkeys([*ALWAYS, *all_headers(), *_REPLAYS]))
 """Every header that a source may include, in such an order."""
 
 
 def headers_of(launches: Sequence[tuple[Family[Any], Kernel, Plan]], *, replays: bool) -> tuple[str, ...]:
     """For kernels as they are laid on the device; `replays` says whether launches are recorded, to be repeated."""
-    return tuple(dict.fromkeys([*_ALWAYS, *headers(launches), *(_REPLAYS if replays else ())]))
+    return tuple(dict.fromkeys([*ALWAYS, *headers(launches), *(_REPLAYS if replays else ())]))
