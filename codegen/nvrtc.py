@@ -17,7 +17,7 @@ from fusepass.errors import BuildError
 IMAGE = "kernels.cubin"
 
 _STANDARD = ("cmath", "cstddef", "cstdint", "cstring", "limits", "type_traits", "utility")
-_FOR_HOST = ("fp_tensor_map.cuh", "fp_replay.cuh")  # headers that have a part for what launches
+_FOR_HOST = ("fp_list.cuh", "fp_tensor_map.cuh", "fp_replay.cuh")  # headers that have a part for what launches
 _END = "\n}  // namespace\n"  # of the kernels, as templates/cuda/library.cu.j2 has it
 _KERNEL = re.compile(r"^__global__ void __launch_bounds__\([^\n]*\) (\w+)\(\n.*?\)(?=\n\{\n)", re.MULTILINE | re.DOTALL)
 _HOST = """\
@@ -52,7 +52,7 @@ def compiled(source: Source, directory: Path) -> str:
     missing.parent.mkdir()
     missing.write_text('#include "fp_host_defines.h"\n')
     return _HOST.format(
-        headers="".join(f'#include "{header}"\n' for header in _FOR_HOST if header in source.headers),
+        headers="".join(f'#include "{name}"\n' for name in source.headers if name in _FOR_HOST),
         kernels="\n".join(f"{kernel[0]} {{}}" for kernel in kernels),
         image=IMAGE,
         names=", ".join(f'{{(void*){kernel[1]}, "{name}"}}' for kernel, name in zip(kernels, made.names, strict=True)),

@@ -31,6 +31,7 @@ class Source:
             ``int64_t``, ``double`` for a float.
         replay: the C symbol of a function as `entry`, for calls that come again and again, mostly with the same pointers; None where
             there is none.
+        of_list: whether `entry` takes one pointer in the place of those of the arguments, to an array of them, and these are aligned to nothing.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Source:
     arch: str
     numbers: tuple[int | float, ...] | None = None
     replay: str | None = None
+    of_list: bool = False
 
     def packed_numbers(self) -> bytes:
         """The numbers as `entry` reads them."""

@@ -26,6 +26,9 @@ from fusepass.patterns.opclass import OpClass, Vocabulary, classify
 
 aten = torch.ops.aten
 
+WRITES = "writes"
+"""In ``meta`` of a node: whether it calls generated code that writes over some of its arguments."""
+
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
 
 
@@ -313,7 +316,7 @@ def has_effect(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
         return False  # tracing has checked the metadata, which the graph is specialised on
     if isinstance(node.target, OpOverload):
-        return is_random(node.target) or _acts(node.target)
+        return is_random(node.target) or node.meta.get(WRITES, False) or _acts(node.target)
     return node.is_impure()
 
 

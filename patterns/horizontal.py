@@ -61,10 +61,11 @@ def _stays_in_place(unit: Unit) -> bool:
     """
     if unit.op_class is not OpClass.POINTWISE:
         return unit.op_class in (OpClass.REDUCTION, OpClass.NORMALISATION)
-    return all(map(_is_in_place, made_of(unit.node))) and not resamples(unit.node)
+    return all(map(is_in_place, made_of(unit.node))) and not resamples(unit.node)
 
 
-def _is_in_place(target: OpOverload) -> bool:
+def is_in_place(target: OpOverload) -> bool:
+    """Whether each element of the result of `target` is made of those at its own place, or seen anew there."""
     return module_of(target) in _IN_PLACE or is_elementwise(target) or is_view(target)
 
 

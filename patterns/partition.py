@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import count
@@ -20,11 +20,13 @@ from fusepass.patterns.dataflow import Candidate, Dataflow, Unit, bits, remove_d
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.growth import grow
 from fusepass.patterns.legality import Refusal
+from fusepass.patterns.lists import LISTS, List
 from fusepass.patterns.opclass import OpClass, Vocabulary
 from fusepass.patterns.pattern import Pattern, patterns
 from fusepass.patterns.region import Region, make_region
 from fusepass.patterns.region_legality import (
     final_reason,
+    no_cycle,
     not_too_many_arguments,
     not_too_many_ops,
     room_beside,
@@ -74,7 +76,7 @@ class _Offer:
         return horizontal.grounds(self.candidate, self.region, alone=self.alone)
 
 
-def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -> Partition:
+def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry, lists: Sequence[List] = ()) -> Partition:
     """The regions of a graph, by greedy choice: most bytes saved first, what is left of the others grows again. Then those that go over the
     same memory become one, operators that are in none among them.
 
@@ -84,16 +86,19 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     Args:
         graph_module: flat functional ATen; every node has a fake tensor in ``meta["val"]``.
         vocabulary: what code generation can express.
+        lists: `fusepass.patterns.lists.find_lists` of it; each becomes a region.
     """
     size = len(graph_module.graph.nodes)
     remove_dead(graph_module.graph)
     note_rounded(graph_module.graph)
     flow = Dataflow(graph_module.graph, vocabulary)
     reasons: dict[int, str] = {}
-    chosen = [*_chosen(flow, reasons)]
-    joined = _joined(flow, [*chosen, *_alone(flow, _members(chosen))])
-    if len(joined) == 1:
+    of_lists = [offer for members in lists if (offer := _of_list(flow, members)) is not None]
+    chosen = [*_chosen(flow, reasons, _members(of_lists))]
+    joined = _joined(flow, [*chosen, *_alone(flow, _members([*chosen, *of_lists]))])
+    if len(joined) == 1 and not of_lists:
         joined = [_with_counts(flow, *joined)]
+    joined = sorted([*joined, *of_lists], key=lambda offer: offer.first)
     regions = _own_views(graph_module.graph, flow, [offer.region for offer in joined])
     if not size == len(flow.position) == len(graph_module.graph.nodes):
         graph_module.recompile()
@@ -101,9 +106,20 @@ def partition(graph_module: fx.GraphModule, vocabulary: Vocabulary = registry) -
     return Partition(_named(regions), tuple(_refusals(flow, taken, reasons)))
 
 
-def _chosen(flow: Dataflow, reasons: dict[int, str]) -> Iterator[_Offer]:
-    """The offers that save most, without overlap and legal beside each other."""
-    free = reduce(or_, (1 << unit.index for unit in flow.units if unit.op_class is not None), 0)
+def _of_list(flow: Dataflow, members: List) -> _Offer | None:
+    """The region of a list, which runs as one from now on; None where something else comes between its members."""
+    nodes = {node for member in members for node in member}
+    candidate = _together(flow, (unit for unit in flow.units if unit.node in nodes))
+    if candidate.size < len(nodes) or no_cycle(candidate):
+        return None
+    flow.contract(candidate.members)
+    name = naming.region_name(members[0])
+    return _Offer(candidate, LISTS, replace(make_region(candidate, LISTS), name=name, members=members))
+
+
+def _chosen(flow: Dataflow, reasons: dict[int, str], taken: int) -> Iterator[_Offer]:
+    """The offers that save most, without overlap and legal beside each other and what is `taken`."""
+    free = reduce(or_, (1 << unit.index for unit in flow.units if unit.op_class is not None), 0) & ~taken
     queue = [offer for pattern in patterns() for offer in _offers(flow, pattern, free, free, reasons)]
     heapq.heapify(queue)
     while queue:

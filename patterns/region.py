@@ -30,6 +30,7 @@ class Region:
         bytes_after: bytes that the region moves at least: each input read once, each output written once; and what it
             moves to give the result of a biased product once more.
         locations: for each of `nodes`, where the model has it: ``"net.py:12 in forward"``, a module's path, or "".
+        members: of a list (`fusepass.patterns.lists`), the operators of each of its members, in one order; of other regions none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Region:
     bytes_before: int
     bytes_after: int
     locations: tuple[str, ...]
+    members: tuple[tuple[fx.Node, ...], ...] = ()
 
     @property
     def bytes_saved(self) -> int:

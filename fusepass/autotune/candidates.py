@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fusepass.autotune.lists import list_candidate
 from fusepass.autotune.recorded import restore
 from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
 from fusepass.autotune.work import Candidate, Common, Work
@@ -54,6 +55,9 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         return
     facts = device_facts(work.device)
     try:
+        if work.region.members:
+            _generate_list(work, facts, begin)
+            return
         if chosen_earlier(work, forms) is None and restore(work, facts, forms, candidate_of):
             return
         _generate_space(work, facts, forms, begin)
@@ -66,6 +70,16 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         work.reason = told(bug)
     finally:
         work.common = Common()
+
+
+def _generate_list(work: Work, facts: DeviceFacts, begin: Begin) -> None:
+    """The one candidate of a list."""
+    work.candidate = list_candidate(work, facts)
+    work.candidates.append(work.candidate)
+    work.offered = (work.candidate.name,)
+    record = recall(work)
+    if record is None or not adopt(work, record):
+        begin(work.candidate.generated.source)
 
 
 def told(bug: Exception) -> str:

@@ -11,6 +11,7 @@ from fusepass.compile.constants import CONSTANTS
 from fusepass.config import ALL, current
 from fusepass.errors import warn
 from fusepass.patterns.channels_last import CHANNELS_LAST
+from fusepass.patterns.lists import LISTS
 from fusepass.patterns.packing import PACKED_WEIGHTS
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
@@ -34,6 +35,7 @@ def warn_of_unknown_names() -> None:
         WHOLE_GRAPH,
         TEAMS,
         CHUNKS,
+        LISTS.name,
         ALL,
     }
     for name in sorted(disabled - known):

@@ -45,11 +45,13 @@ from fusepass.compile.grouped import group_queries
 from fusepass.compile.in_place import write_rows_in_place
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
+from fusepass.compile.multiply_add import spell_out
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
 from fusepass.config import current
 from fusepass.garbage import collector_paused
+from fusepass.patterns.lists import find_lists
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
 from fusepass.progress import tell
@@ -148,6 +150,7 @@ def compile_graph(
     emptying: bool = False,
     visible: int = sys.maxsize,
     states: int = 0,
+    lists: bool = True,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
 
@@ -163,7 +166,9 @@ def compile_graph(
         emptying: whether `CompiledGraph.call` takes a list that it empties.
         visible: how many of the results somebody may write to; others are saved for backward.
         states: how many of the first placeholders are parameters or buffers, the same from call to call.
+        lists: whether there may be regions of `fusepass.patterns.lists`, of which none or all run as generated code.
     """
+    given = graph
     warn_of_unknown_names()
     clock = _Clock()
     forms = forms or Forms()
@@ -173,6 +178,7 @@ def compile_graph(
     with clock.stage("simplify"):
         graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
         correct(graph.graph)
+        spell_out(graph.graph)
         split_dropout(graph.graph)
         group_queries(graph.graph)
         applications = [*applied, *chunk_products(graph.graph), *simplify(graph), *compute_constants(graph)]
@@ -184,7 +190,7 @@ def compile_graph(
             applications += laid_out
     tell("partition")
     with clock.stage("partition"):
-        parts = partition(graph)
+        parts = partition(graph, lists=find_lists(graph.graph) if lists else ())
     if parts.regions and current().jobs >= _PLENTY:
         fast_path.begin()
     works, fused, layouts = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
@@ -193,6 +199,12 @@ def compile_graph(
         remember(work, forms)
     with clock.stage("whole graph", waits=True):
         leave_out(graph, works, functools.partial(_spliced, graph, fused, packed), forms, apart=not layouts)
+    if any(work.region.members and work.state is not RegionState.FUSED for work in works):
+        # Taken apart, PyTorch's operators on lists would be a launch for each tensor.
+        return compile_graph(
+            given, name=name, fallbacks=counter, forms=forms, exact_inputs=exact_inputs, applied=applied, emptying=emptying,
+            visible=visible, states=states, lists=False,
+        )  # fmt: skip
     if layouts and not any(work.state is RegionState.FUSED for work in works):
         _put_back(layouts)
     with clock.stage("splice"):

@@ -13,7 +13,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from fusepass.compile.boundary_views import Edges, views_between
 from fusepass.compile.writes import is_write
-from fusepass.patterns.dataflow import remove_dead
+from fusepass.patterns.dataflow import WRITES, remove_dead
 from fusepass.patterns.ordering import execution_order
 from fusepass.patterns.partition import Region
 
@@ -123,7 +123,8 @@ def _give_results(
     copies.update({result: copies[result.all_input_nodes[0]] for result in results if is_write(result)})
     values = tuple(result.meta["val"] for _, result in pairs)
     many = len(pairs) > 1
-    call.meta["val"] = values if many else values[0]
+    call.meta["val"] = values[0] if len(pairs) == 1 else values
+    call.meta[WRITES] = len(pairs) < len(results)
     for number, (output, result) in enumerate(pairs):
         made = call
         if many:

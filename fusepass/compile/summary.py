@@ -127,7 +127,7 @@ def _region_report(work: Work) -> RegionReport:
         ops=tuple(
             OpRecord(node.name, _packet(node), location)
             for node, location in zip(region.nodes, region.locations, strict=True)
-            if not _is_getitem(node)
+            if not _is_getitem(node) and (not region.members or node in region.members[0])
         ),
         kernels=(),
         bytes_before=region.bytes_before,

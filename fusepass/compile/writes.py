@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
-from fusepass.patterns.aliasing import base, viewed
+from fusepass.patterns.aliasing import base, readers, viewed
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.effects import writes
 from fusepass.patterns.region import Region
 from fusepass.runtime.meta import Meta
@@ -58,9 +59,9 @@ def gather_writes(graph_module: fx.GraphModule) -> None:
 
 
 def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[int, fx.Node]]:
-    """The one region that may write over inputs of the graph what is written there at its end: by the number of its output, the write.
+    """The one region, or the lists, that may write over inputs of the graph what is written there at its end: by the number of its output, the write.
 
-    Empty where writes are left that are not of this region, or where something else reads what is overwritten, or the output. An output is from
+    No region where writes are left that are not of this region, or where something else reads what is overwritten, or the output. An output is from
     then on described as what it is written over, whose rows may lie apart.
 
     Args:
@@ -68,6 +69,9 @@ def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[
         regions: of it.
     """
     last = list(trailing(graph))
+    lists = {each: found for each in regions if each.members and (found := _updates_of_list(each, last))}
+    if lists:
+        return lists
     pairs = [(write, *write.all_input_nodes) for write in last if len(write.all_input_nodes) == 2]
     region = next((each for each in regions if pairs and pairs[0][2] in each.outputs), None)
     targets = {target for _, target, _ in pairs}
@@ -83,6 +87,24 @@ def updates_of(graph: fx.Graph, regions: Sequence[Region]) -> dict[Region, dict[
     for _, target, value in pairs:
         value.meta["val"] = target.meta["val"]
     return {region: {region.outputs.index(value): write for write, _, value in reversed(pairs)}}
+
+
+def _updates_of_list(region: Region, last: Sequence[fx.Node]) -> dict[int, fx.Node]:
+    """The writes of `last` that `region`, of a list, may do: of what a member makes, over what that member alone reads from then on."""
+    inside = {*region.nodes}
+    before = ancestors(region.nodes) - inside
+    member_of = {node: {*member} for member in region.members for node in member}
+    found: dict[int, fx.Node] = {}
+    for write in reversed(last):
+        target, value = cast(tuple[fx.Node, fx.Node], write.args)
+        if target not in region.inputs or value not in region.outputs:
+            continue
+        member, number = member_of[value], region.outputs.index(value)
+        others = {*readers(target)} - {write} - member
+        is_last = others <= before and {*value.users} <= inside | {write}
+        if is_last and number not in found and Meta.of(value.meta["val"]) == Meta.of(target.meta["val"]):
+            found[number] = write
+    return found
 
 
 def _is_alike(value: torch.Tensor, target: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from struct import Struct
 from typing import Any
 
 import torch
@@ -53,8 +54,10 @@ def call_text(
     written: Mapping[int, int],
     conversions: Mapping[str, Callable[..., Any]],
     size_numbers: int | None,
+    of_list: bool,
 ) -> CallText:
-    """The call of a `program` that was built for `target`; `size_numbers` is what its entry takes behind the pointers, the others are as `FusedRegion` has them."""
+    """The call of a `program` that was built for `target`; `size_numbers` is what its entry takes behind the pointers, `of_list` as its `Source` has it, the
+    others are as `FusedRegion` has them."""
     cuda = target is Target.CUDA
     scope: dict[str, Any] = {
         "__name__": "fusepass.generated", "torch": torch, "empty": EMPTY[device.type], "with_strides": with_strides,
@@ -78,7 +81,10 @@ def call_text(
         passed.append("numbers")
     if there:
         body.append(f"if not ({' and '.join(there)}): return without_memory(region, ({', '.join(arguments)},))")
-    if from_outside:
+    if of_list:
+        scope["pack"] = Struct(f"{len(passed)}P").pack
+        passed, launch = [f"pack({', '.join(passed)})"], None
+    elif from_outside:
         body.append(f"if ({' | '.join(from_outside)}) & {_VECTOR - 1}:")
         if targets:
             body.append(f"    {plainly}")
@@ -96,7 +102,7 @@ def call_text(
         scope["written"] = _increment_version
         body.append(f"written(({', '.join(targets)},))")
     results = [names[name] for number, name in enumerate(program.outputs) if number not in written]
-    body.append(f"return {', '.join(results)}")
+    body.append(f"return {', '.join(results)}" if results else "return ()")
     if cuda:
         scope |= {"stream": torch._C._cuda_getCurrentRawStream, "index": device.index}
         scope |= {"current_device": torch._C._cuda_getDevice, "on_device": torch.cuda.device}
@@ -227,16 +233,19 @@ def _pointers(
 ) -> tuple[list[str], list[str], list[str], list[str]]:
     """Lines that ask for addresses, what the entry is passed, which of these are of memory from outside, and which are 0 only without memory."""
     body, passed, from_outside, there = list[str](), list[str](), list[str](), list[str]()
+    known: dict[str, str] = {}
     for buffer in program.arguments:
         name = names[buffer.name]
         if buffer.role is Role.TEMP:
             passed.append(name)
         elif buffer.role is Role.INPUT or name in targets:
-            pointer = f"p{len(passed)}"
-            body.append(f"{pointer} = {name}.data_ptr()")
+            pointer = known.get(name) or f"p{len(passed)}"
             passed.append(pointer)
-            from_outside.append(pointer)
-            there += [pointer] if buffer.nbytes else []
+            if name not in known:
+                known[name] = pointer
+                body.append(f"{pointer} = {name}.data_ptr()")
+                from_outside.append(pointer)
+                there += [pointer] if buffer.nbytes else []
         else:
             passed.append(f"{name}.data_ptr()")
     return body, passed, from_outside, there

@@ -59,7 +59,7 @@ class Entry:
             BuildError: the library cannot be loaded or has no such function.
         """
         general = source.numbers is not None
-        self.call = build.load(library, source.entry, buffers + general)
+        self.call = build.load(library, source.entry, 1 if source.of_list else buffers + general)
         self._memory = ctypes.create_string_buffer(source.packed_numbers())
         self.numbers = ctypes.addressof(self._memory) if general else None
 
@@ -140,7 +140,7 @@ class FusedRegion:
         conversions = {name: conversion.run for name, conversion in self.conversions.items()}
         return call_text(
             self.generated.outline, self.generated.source.target, self.device, self.inputs, self.outputs, self.used,
-            self.exact, self.written, conversions, self._entry.numbers,
+            self.exact, self.written, conversions, self._entry.numbers, self.generated.source.of_list,
         )  # fmt: skip
 
     @functools.cached_property
@@ -298,7 +298,7 @@ def _copying(run: Callable[..., Result], written: Mapping[int, int]) -> Callable
         for number, argument in written.items():
             arguments[argument].copy_(results[number])
         given = tuple(result for number, result in enumerate(results) if number not in written)
-        return given if len(given) > 1 else given[0]
+        return given[0] if len(given) == 1 else given
 
     return copied
 

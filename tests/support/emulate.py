@@ -75,7 +75,9 @@ def emulate(
     entry = getattr(library, source.entry)
     entry.restype = ctypes.c_int
     numbers = [] if source.numbers is None else [ctypes.create_string_buffer(source.packed_numbers())]
-    status = entry(*(ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments), *numbers, None)
+    pointers = [ctypes.c_void_p(memory[b.name].pointer) for b in program.arguments]
+    passed = [(ctypes.c_void_p * len(pointers))(*pointers)] if source.of_list else pointers
+    status = entry(*passed, *numbers, None)
     assert status == 0, f"status {status}"
     for each in memory.values():
         each.check()

@@ -40,7 +40,7 @@ class PointwiseWriter(KernelWriter):
         self.printer.expect(store.value for store in self.kernel.stores)
         outer, last = self.rows[:-1], self.rows[-1:]
         if self.schedule.chunk:
-            self.shared(scope, outer, self._piece, (self.rows[-1], self.schedule.chunk))
+            self.shared(scope, outer, self.piece, (self.rows[-1], self.schedule.chunk))
         elif outer or not last:
             self.shared(scope, outer, self._along_last)
         else:
@@ -60,7 +60,8 @@ class PointwiseWriter(KernelWriter):
             self.printer.expect(store.value for store in kernel.stores)
             self.nest(scope, [axis], functools.partial(self.store, stores=kernel.stores), simd=True)
 
-    def _piece(self, scope: Scope) -> None:
+    def piece(self, scope: Scope) -> None:
+        """The loop over the chunk of the last axis that begins at its variable."""
         last, chunk = self.rows[-1], self.schedule.chunk
         count = self.tile_count(scope, last, chunk, "count")
         start, inner, step = scope.child(), scope.child(), self.names.numbered("step")

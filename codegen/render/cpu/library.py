@@ -19,12 +19,12 @@ from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
 from fusepass.codegen.source import Source, Target
 
-_INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
-_INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_random.h", "fp_scalar.h", "fp_states.h")
+INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
+INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_random.h", "fp_scalar.h", "fp_states.h")
 
 
 @dataclass(frozen=True)
-class _KernelText:
+class KernelText:
     name: str
     comment: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -32,11 +32,11 @@ class _KernelText:
 
 
 @dataclass(frozen=True)
-class _LibraryText:
+class LibraryText:
     title: str
     comment: tuple[str, ...]
     headers: tuple[str, ...]
-    kernels: tuple[_KernelText, ...]
+    kernels: tuple[KernelText, ...]
     entry: str
     parameters: tuple[str, ...]
     calls: tuple[str, ...]
@@ -66,11 +66,11 @@ def render_cpu(
         parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
         once = stored_once(kernel, program, pointers, names)
         body = (*once, *kernel_body(kernel, program, plan, pointers, names.copy()))
-        kernels.append(_KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), body))
+        kernels.append(KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), body))
         arguments = [f"static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
         calls += [f"{name}(", *passed(arguments, name)]
-    headers = (*_INCLUDED, *(["fp_scan.h"] if any(kernel.scans for kernel in program.kernels) else []))
-    library = _LibraryText(
+    headers = (*INCLUDED, *(["fp_scan.h"] if any(kernel.scans for kernel in program.kernels) else []))
+    library = LibraryText(
         title=title(program),
         comment=descriptions(program),
         headers=headers,
@@ -84,7 +84,7 @@ def render_cpu(
     )
     marked = fill("cpu/library.cpp.j2", library=library)
     text = marked if general else plain(marked)
-    included = tuple(sorted((*headers, *_INDIRECT)))
+    included = tuple(sorted((*headers, *INDIRECT)))
     return Source(program.name + overrides.suffix, entry, Target.CPU, text, included, facts.arch)
 
 

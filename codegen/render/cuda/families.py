@@ -171,7 +171,7 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts, *, preferred: b
     return any(each(kernel, program, facts) for each in asked)
 
 
-_ALWAYS = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
+ALWAYS = ("fp_index.h", "fp_launch.cuh", "fp_merge.cuh", "fp_vector.cuh")
 INDIRECT = (
     "fp_cast.h",
     "fp_common.h",
@@ -186,13 +186,13 @@ INDIRECT = (
 _REPLAYS = ("fp_replay.cuh",)
 
 _OF_FAMILIES = (name for family in SHIPPED for _, names in family.headers for name in names)
-HEADERS = tuple(dict.fromkeys([*_ALWAYS, *_OF_FAMILIES, *_REPLAYS]))
+HEADERS = tuple(dict.fromkeys([*ALWAYS, *_OF_FAMILIES, *_REPLAYS]))
 """Every header that a source of families that ship may include, each behind those that it needs."""
 
 
 def headers_of(launches: Sequence[tuple[Family[Any], Kernel, Plan]], *, replays: bool) -> tuple[str, ...]:
     """For kernels as they are laid on the device, in such an order; `replays` says whether launches are recorded, to be repeated."""
-    return tuple(dict.fromkeys([*_ALWAYS, *_needed(launches), *(_REPLAYS if replays else ())]))
+    return tuple(dict.fromkeys([*ALWAYS, *_needed(launches), *(_REPLAYS if replays else ())]))
 
 
 def _needed(launches: Sequence[tuple[Family[Any], Kernel, Plan]]) -> Iterator[str]:

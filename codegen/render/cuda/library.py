@@ -23,7 +23,7 @@ _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
 
 
 @dataclass(frozen=True)
-class _KernelText:
+class KernelText:
     name: str
     tables: tuple[str, ...]
     comment: tuple[str, ...]
@@ -47,11 +47,11 @@ class _ReplayText:
 
 
 @dataclass(frozen=True)
-class _LibraryText:
+class LibraryText:
     title: str
     comment: tuple[str, ...]
     headers: tuple[str, ...]
-    kernels: tuple[_KernelText, ...]
+    kernels: tuple[KernelText, ...]
     entry: str
     parameters: tuple[str, ...]
     launches: tuple[str, ...]
@@ -101,7 +101,7 @@ def render_cuda(
             arguments=zeroed + sum(len(_touched(kernel, program)) for _, kernel, _ in launched),
         )
     headers = headers_of(launched, replays=replay is not None)
-    library = _LibraryText(
+    library = LibraryText(
         title=title(program),
         comment=descriptions(program),
         headers=headers,
@@ -142,7 +142,7 @@ def describe_cuda(
 
 def _kernel_text(
     kernel: Kernel, name: str, family: Family[Any], plan: Plan, place: Place, *, described: bool
-) -> _KernelText:
+) -> KernelText:
     axes = [", ".join(f"{axis.name}:{axis.size}" for axis in group) for group in (kernel.rows, kernel.cols)]
     comment = [f"{name}: {', '.join(kernel.origin) or 'no operator'}"]
     if described:
@@ -156,7 +156,7 @@ def _kernel_text(
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, family.index_type(plan)))
     text = family.write(kernel, plan, place)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
-    return _KernelText(name, text.tables, tuple(comment), bounds, parameters, text.body)
+    return KernelText(name, text.tables, tuple(comment), bounds, parameters, text.body)
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:
