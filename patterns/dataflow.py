@@ -316,8 +316,8 @@ def has_effect(node: fx.Node) -> bool:
     if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
         return False  # tracing has checked the metadata, which the graph is specialised on
     if isinstance(node.target, OpOverload):
-        return is_random(node.target) or node.meta.get(WRITES, False) or _acts(node.target)
-    return node.is_impure()
+        return is_random(node.target) or _acts(node.target)
+    return node.meta.get(WRITES, False) or node.is_impure()
 
 
 @remembered

@@ -58,7 +58,7 @@ class _Recording(Backend):
     """Keeps the graphs, and runs them as they are."""
 
     def __init__(self, found: list[fx.GraphModule]) -> None:
-        super().__init__("graph", {})
+        super().__init__("graph", {"cuda_graphs": False})
         self._found = found
 
     def specialise(

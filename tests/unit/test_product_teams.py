@@ -17,7 +17,7 @@ from fusepass.codegen.ir.product import Nested, Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
-from fusepass.codegen.render.cuda.contraction.product.family import PRODUCT
+from fusepass.codegen.render.cuda.contraction.families import PRODUCT
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling

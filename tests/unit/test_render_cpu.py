@@ -248,7 +248,7 @@ def test_little_work_stays_on_one_thread() -> None:
 def test_the_text_reads_well() -> None:
     source = render(k.layer_norm(130, 64), CPU)
     assert source.entry == "run_layer_norm"
-    of_others = {"fp_scan.h", "fp_host_defines.h", "fp_standalone.h", "fp_fingerprint.h"}
+    of_others = {"fp_scan.h", "fp_list.h", "fp_host_defines.h", "fp_standalone.h", "fp_fingerprint.h"}
     assert {*source.headers} | of_others == {p.name for p in toolchain.include_directory().glob("*.h")}
     assert (
         "// layer_norm: native_layer_norm\n// 130 rows of 64 columns: inner, rows in blocks of 64, one thread"

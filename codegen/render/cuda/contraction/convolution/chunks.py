@@ -202,7 +202,8 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             axes = [(prod(on.tile[:-2]), prod(on.extent[-2:])), (row * prod(on.tile[-2:-1]), plan.run)]
         axes = [(size, stride) for size, stride in axes if size > 1]
         sizes, strides = zip(*axes, strict=True) if axes else ((), ())
-        return " + ".join(map("{} * {}".format, coordinates(self.c.block, sizes), strides)) or "0"
+        places = coordinates(self.c.block, sizes)
+        return " + ".join(f"{place} * {stride}" for place, stride in zip(places, strides, strict=True)) or "0"
 
     @property
     def chains(self) -> tuple[int, int]:
