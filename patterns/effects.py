@@ -27,6 +27,17 @@ def is_random(target: object) -> bool:
     return _STATES.isdisjoint(argument.name for argument in target._schema.arguments)
 
 
+def drawn_before(graph: fx.Graph) -> set[fx.Node]:
+    """What calls of `graph` are given of the state that the generator had when somebody drew."""
+    return {
+        given
+        for node in graph.nodes
+        if isinstance(node.target, OpOverload)
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False)
+        if argument.name in _STATES and isinstance(given, fx.Node)
+    }
+
+
 def draws(node: fx.Node) -> bool:
     """Whether this call draws random numbers: attention without dropout does not, though its operator may."""
     if not is_random(node.target):

@@ -21,8 +21,7 @@ _MOST_BYTES = 256 << 20
 
 def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, drawing: bool = False) -> str | None:
     """Why a graph over these arguments is not captured at all; None where it may be, which may draw random numbers where that is told."""
-    values = (*arguments, *_values(graph))
-    devices = {value.device for value in values if value.device.type != "meta"}  # of a state nobody says where it is
+    devices = {tensor.device for tensor in (*arguments, *_values(graph))}
     if not any(device.type == "cuda" for device in devices):
         return ON_CPU
     if len(devices) > 1:

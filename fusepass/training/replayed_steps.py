@@ -12,7 +12,7 @@ from torch import fx
 from fusepass.compile.pipeline import CompiledGraph
 from fusepass.measure import extent
 from fusepass.patterns.aliasing import written
-from fusepass.patterns.effects import draws
+from fusepass.patterns.effects import drawn_before, draws
 from fusepass.runtime.cuda_graphs import CudaGraphs, Pool, settings
 from fusepass.runtime.draws import Course, ReplayedDraws, watched
 from fusepass.runtime.replay_trial import ReplayTrial, Taken
@@ -55,15 +55,16 @@ def replayed_backward(compiled: CompiledGraph, step: Step) -> Run:
     """As `replayed_forward`, for a graph of backward."""
     if not step.sizes:
         return Run(compiled)
-    described = [node.meta.get("val") for node in compiled.before.graph.find_nodes(op="placeholder")]
+    nodes = compiled.before.graph.find_nodes(op="placeholder")
+    described = [node.meta.get("val") for node in nodes]
     reason = step_obstacle(compiled.before.graph, described, (), asked=step.asked)
     if reason is None and any(map(draws, compiled.before.graph.nodes)):
         reason = "backward draws random numbers"
     if reason is not None:
         step.refuse(f"backward: {reason}")
         return Run(compiled)
-    states = [place for place, value in enumerate(described) if isinstance(value, torch.Tensor) and value.is_meta]
-    return ReplayedBackward(compiled, step, states)
+    states = drawn_before(compiled.before.graph)
+    return ReplayedBackward(compiled, step, [place for place, node in enumerate(nodes) if node in states])
 
 
 class ReplayedForward(Run):
@@ -188,7 +189,7 @@ class ReplayedBackward(Run):
     device. So forward is first replayed behind a step that shows where.
 
     Args:
-        states: positions of arguments of which nobody says on which device they lie.
+        states: positions of arguments that are such states.
     """
 
     def __init__(self, compiled: CompiledGraph, step: Step, states: Sequence[int]) -> None:

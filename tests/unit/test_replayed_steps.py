@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import fusepass
 from fusepass.errors import FusepassWarning
 from fusepass.garbage import collector_paused
-from fusepass.patterns.effects import draws
+from fusepass.patterns.effects import drawn_before, draws
 from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay_trial import Pending, Taken
 from fusepass.runtime.replayable import step_obstacle
@@ -664,8 +664,11 @@ def test_attention_draws_forward_with_dropout_and_backward_never() -> None:
     q = graph.placeholder("q")
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     forwards = [graph.call_function(flash.default, (q, q, q, p)) for p in (0.0, 0.1)]
-    backward = graph.call_function(torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default, (q,) * 15)
+    seed, offset = graph.placeholder("seed"), graph.placeholder("offset")
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    backward = graph.call_function(operator, (*(q,) * 6, seed, offset, *(q,) * 7))
     assert [*map(draws, (*forwards, backward))] == [False, True, False]
+    assert drawn_before(graph) == {seed, offset}
 
 
 def test_the_report_of_an_optimised_model_tells(monkeypatch: pytest.MonkeyPatch) -> None:
