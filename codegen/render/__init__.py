@@ -53,7 +53,7 @@ def describe(
     overrides: ScheduleOverrides = NO_OVERRIDES,
 ) -> str:
     """One line on how `kernel` is laid on the device of `facts`."""
-    rank = overrides.rank_of(program.kernels.index(kernel), kernel)
+    rank = overrides.rank_of(program.kernels.index(kernel))
     if facts.target is Target.CUDA:
         from fusepass.codegen.render.cuda.library import describe_cuda
 

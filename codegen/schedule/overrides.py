@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusepass.codegen.ir.program import Kernel
-
 
 @dataclass(frozen=True, order=True)
 class ScheduleOverrides:
@@ -18,7 +16,6 @@ class ScheduleOverrides:
     Attributes:
         kernel: the number of the kernel that has another schedule.
         rank: the place of this schedule in the kernel's ranking; 0 is the rules' one.
-        anchor_rank: the same for kernels that compute an anchor, whatever their numbers.
         teams: whether blocks may share rows.
         pieces: times as many pieces of long rows.
         over_rows: whether what goes along rows may reduce over them, too.
@@ -29,13 +26,10 @@ class ScheduleOverrides:
     teams: bool = True
     pieces: float = 1.0
     over_rows: bool = True
-    anchor_rank: int = 0
 
-    def rank_of(self, number: int, kernel: Kernel) -> int:
-        """The place in its ranking of the schedule that `kernel`, which has this number, has."""
-        if kernel.anchor is not None and self.anchor_rank:
-            return self.anchor_rank
-        return self.rank if number == self.kernel else 0
+    def rank_of(self, kernel: int) -> int:
+        """The place in its ranking of the schedule that the kernel with this number has."""
+        return self.rank if kernel == self.kernel else 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -44,14 +38,13 @@ class ScheduleOverrides:
         teams = () if self.teams else ("no teams",)
         pieces = () if self.pieces == 1.0 else (f"{self.pieces:g} times the pieces",)
         apart = () if self.over_rows else ("rows reduced over apart",)
-        anchor = (f"schedule {self.anchor_rank} of the anchor",) if self.anchor_rank else ()
-        return schedule + teams + pieces + apart + anchor
+        return schedule + teams + pieces + apart
 
     @property
     def suffix(self) -> str:
         """The same for names of files; empty where nothing changes."""
         parts = [f"_k{self.kernel}s{self.rank}"] * bool(self.rank) + ["_no_teams"] * (not self.teams)
-        parts += ["_apart"] * (not self.over_rows) + [f"_a{self.anchor_rank}"] * bool(self.anchor_rank)
+        parts += ["_apart"] * (not self.over_rows)
         return "".join(parts) + (f"_pieces{self.pieces:g}" if self.pieces != 1.0 else "").replace(".", "_")
 
 

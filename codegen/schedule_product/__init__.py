@@ -185,9 +185,9 @@ def _product(kernel: Kernel) -> Product:
 
 
 def schedule_product(
-    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True, members: int = 1
+    kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
 ) -> ProductSchedule | None:
-    """The schedule that takes least time by estimate, of those with so many `members`; None where no tile fits the device.
+    """The schedule that takes least time by estimate; None where no tile fits the device.
 
     `aligned` says that inputs start at a multiple of 16 bytes. Copies of others are narrower, by which another tile may be the best; but a
     kernel that was made to reduce in pieces keeps to a tile that has as many.
@@ -198,14 +198,13 @@ def schedule_product(
     right = access_of(program, product, product.right, batch, columns, aligned)
     halves = any(program.buffer(store.buffer).dtype.is_half for store in kernel.stores)
     long = product.inner >= _LEAST_OF_TEAMS
-    among = [tiling for tiling in TILINGS if tiling.members == members and (long or not tiling.teams)]
+    among = [tiling for tiling in TILINGS if long or not tiling.teams]
     fitting = [tiling for tiling in among if _serves(tiling, kernel, facts, left, right, halves)]
     found = [
         plan for tiling in fitting if (plan := _candidate(kernel, facts, estimate, tiling, left, right)) is not None
     ]
     if kernel.partials is not None:
-        fitting_pieces = [plan for plan in found if plan.pieces == kernel.partials.pieces.size]
-        found = fitting_pieces or (found if members == 1 else [])
+        found = [plan for plan in found if plan.pieces == kernel.partials.pieces.size] or found
     best = min(found, key=lambda plan: plan.seconds, default=None)
     return best and replace(best, wide=_is_wide(kernel, program, best.tiling), aligned=aligned)
 
@@ -241,10 +240,7 @@ def _candidate(
     if tiling.iterations:
         staying = min(facts.multiprocessors // tiles[0], count // tiles[0]) * tiles[0]
     elif tiling.teams:
-        clusters = pieces * batch * ceil(tiles[0] / tiling.members) * tiles[1]
-        staying = min(facts.multiprocessors // tiling.members, clusters) * tiling.members
-    if tiling.members > tiles[0] or (count and not staying):
-        return None
+        staying = min(facts.multiprocessors, count)
     return ProductSchedule(
         tiling=fitted,
         left=left,

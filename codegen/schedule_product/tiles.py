@@ -32,19 +32,6 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Who multiplies what the copy engine brings.
-
-    Attributes:
-        teams: of a block. 0: threads copy what they multiply.
-        members: blocks of a cluster; where there are several, the columns' panels come to all of them at once.
-    """
-
-    teams: int = 0
-    members: int = 1
-
-
-@dataclass(frozen=True)
 class Tiling:
     """How the warps of a block share its tile.
 
@@ -58,7 +45,8 @@ class Tiling:
         turned: whether that is done for the transpose: what is said of rows holds for columns, and the other way round.
         runs: whether columns that are neighbours in memory come once for all terms that read places beside each other.
         iterations: groups of four warps that take tiles of their own by turns, in blocks that stay; `stages` are runs then. 0: warps share a tile.
-        crew: teams that each have the `warp_rows` and take tiles by turns, in blocks that stay.
+        teams: each has the `warp_rows`, and they take tiles by turns in blocks that stay, to which the copy engine brings panels. 0: threads
+            copy what they multiply.
         chained: whether a block's tiles follow each other, so that what two of them read comes once; `stages` are segments then.
         strip: columns of a warp that are laid out at a time; all where 0.
         arithmetics: those it is made for.
@@ -76,17 +64,9 @@ class Tiling:
     arithmetics: tuple[Arithmetic, ...] = _EVERY
     runs: bool = False
     iterations: int = 0
-    crew: Crew = Crew()
+    teams: int = 0
     strip: int = 0
     chained: bool = False
-
-    @property
-    def teams(self) -> int:
-        return self.crew.teams
-
-    @property
-    def members(self) -> int:
-        return self.crew.members
 
     @property
     def rows(self) -> int:
@@ -288,15 +268,10 @@ TILINGS = (
     Tiling(4, 1, 1, 16, 3, 3, 0.65, groups=True, arithmetics=_HALVES),  # 64 x 128
     Tiling(8, 1, 1, 8, 4, 2, 0.55, groups=True, arithmetics=_HALVES),  # 128 x 64
     Tiling(16, 1, 1, 8, 4, 1, 0.6, groups=True, arithmetics=_HALVES),  # 256 x 64
-    Tiling(8, 1, 1, 32, 4, 1, 1.03, groups=True, arithmetics=_HALVES, crew=Crew(1), strip=32),  # 128 x 256
-    Tiling(4, 1, 1, 32, 4, 1, 0.9, groups=True, arithmetics=_HALVES, crew=Crew(2), strip=64),  # 64 x 256
-    Tiling(8, 1, 1, 16, 4, 1, 0.87, groups=True, arithmetics=_HALVES, crew=Crew(2), strip=64),  # 128 x 128
-    Tiling(4, 1, 1, 16, 7, 1, 0.6, groups=True, arithmetics=_HALVES, crew=Crew(2), strip=64),  # 64 x 128
-    # In pairs, whose shares are not measured, but expected of what less comes from the L2 cache.
-    Tiling(8, 1, 1, 32, 4, 1, 1.05, groups=True, arithmetics=_HALVES, crew=Crew(1, 2), strip=32),  # 128 x 256
-    Tiling(4, 1, 1, 32, 4, 1, 1.0, groups=True, arithmetics=_HALVES, crew=Crew(2, 2), strip=64),  # 64 x 256
-    Tiling(8, 1, 1, 16, 4, 1, 1.0, groups=True, arithmetics=_HALVES, crew=Crew(2, 2), strip=64),  # 128 x 128
-    Tiling(4, 1, 1, 16, 7, 1, 0.8, groups=True, arithmetics=_HALVES, crew=Crew(2, 2), strip=64),  # 64 x 128
+    Tiling(8, 1, 1, 32, 4, 1, 1.03, groups=True, arithmetics=_HALVES, teams=1, strip=32),  # 128 x 256
+    Tiling(4, 1, 1, 32, 4, 1, 0.9, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 64 x 256
+    Tiling(8, 1, 1, 16, 4, 1, 0.87, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 128 x 128
+    Tiling(4, 1, 1, 16, 7, 1, 0.6, groups=True, arithmetics=_HALVES, teams=2, strip=64),  # 64 x 128
     Tiling(16, 1, 1, 16, 4, 1, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 256 x 128
     Tiling(8, 1, 1, 16, 4, 2, 1.0, groups=True, arithmetics=_HALVES, runs=True),  # 128 x 128
     Tiling(4, 2, 1, 16, 4, 2, 0.95, groups=True, arithmetics=_HALVES, runs=True),  # 64 x 256

@@ -46,7 +46,6 @@ GENERATED = "generated"
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-_BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 _LEAST_READ = 1 << 22  # bytes of the left operand of a product of few columns: less takes no longer than a launch
 _WEIGHT_GRADIENT = torch.ops.aten.convolution_backward.default
 _MAPPING = (OpClass.POINTWISE, OpClass.VIEW)  # anything else, decomposed operators among it, may need several elements
@@ -59,7 +58,6 @@ _LEAST_OTHERS, _LEAST_OTHERS_FEW = (
     8e9,
     2e9,
 )  # from which on other ways to multiply halves may gain what they take to build
-_LEAST_PAIRED = 2**31  # multiplications of a matrix product of halves, which take some 7 us
 _MOST_TILED = 64  # input channels of halves as they are, of which a tile may be better than panels
 
 
@@ -94,8 +92,7 @@ def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tupl
     where tensor cores may compute a convolution in either. A depthwise one of what lies channels last is also tried on a
     copy that lies channel by channel. One that is a matrix product of its tensors is also tried as that, as they lie. One to
     few channels is also tried as plain arithmetic. A large convolution of halves, or that has few channels or may be rounded
-    to TF32, is also tried as a product of halves, in one way or several. A large matrix product of halves is also tried by pairs of blocks.
-    Two candidates may turn out to be the same program.
+    to TF32, is also tried as a product of halves, in one way or several. Two candidates may turn out to be the same program.
     """
     first, *others = anchor_formats(graph, facts)
     anchored = facts.target is Target.CUDA and any(_is_anchor(node) for node in graph.graph.nodes)
@@ -113,8 +110,6 @@ def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tupl
         ranked.append(CandidateSpec(AnchorFormat.CALLER, AnchorSource.ARITHMETIC))
     if anchored and _is_depthwise_across(graph):
         ranked.append(CandidateSpec(AnchorFormat.CHANNELS_FIRST, AnchorSource.GENERATED))
-    if facts.warp_groups and any(map(_is_large_of_halves, graph.graph.nodes)):
-        ranked.append(CandidateSpec(first, AnchorSource.GENERATED, ScheduleOverrides(anchor_rank=1)))
     if _suits_halves(graph, facts):
         ranked += [CandidateSpec(AnchorFormat.CALLER, anchor) for anchor in _halves(graph)]
     return tuple(ranked[:1] if effort == "off" else dict.fromkeys(ranked))
@@ -138,14 +133,6 @@ def _has_few_columns(node: fx.Node) -> bool:
         return False
     left, result = node.all_input_nodes[-2].meta["val"], node.meta["val"]
     return bool(0 < result.shape[-1] <= MOST_COLUMNS and left.numel() * left.element_size() >= _LEAST_READ)
-
-
-def _is_large_of_halves(node: fx.Node) -> bool:
-    """Whether `node` is a matrix product of halves that is worth another build."""
-    if node.target not in (*_PRODUCTS, *_BATCHED) or node.meta["val"].dtype not in HALVES:
-        return False
-    products: int = node.meta["val"].numel() * node.args[-2].meta["val"].shape[-1]  # type: ignore[union-attr]
-    return products >= _LEAST_PAIRED
 
 
 def _is_anchor(node: fx.Node) -> bool:

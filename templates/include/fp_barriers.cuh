@@ -28,14 +28,6 @@ __device__ __forceinline__ void arrive_before(Barrier* barrier, uint32_t nbytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place_of(barrier)), "r"(nbytes) : "memory");
 }
 
-// Arrives at the barrier that is where `barrier` is, in block `member` of the cluster. What products have read may then be written over. It releases
-// nothing that this thread wrote: for that it would wait for all of the GPU's memory.
-__device__ __forceinline__ void arrive_at_member(Barrier* barrier, int, int member) {
-    asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
-        ::"r"(place_of(barrier)), "r"(member) : "memory");
-}
-
 // Waits until phase number `phase` has ended, the one at hand or the one before.
 __device__ __forceinline__ void await_phase(Barrier* barrier, int phase) {
     asm volatile(
@@ -50,17 +42,10 @@ __device__ __forceinline__ void begin_long_copy(void* to, const void* from, uint
                  ::"r"(place_of(to)), "l"(from), "r"(nbytes), "r"(place_of(barrier)) : "memory");
 }
 
-// Begins to copy the box of `map` at (x, y, z) to shared memory, a multiple of 1024 bytes; it arrives at `barrier`. In a cluster of several
-// Members the box comes to the same place, and arrives at the same barrier, of each.
-template <int Members>
+// Begins to copy the box of `map` at (x, y, z) to shared memory, a multiple of 1024 bytes; it arrives at `barrier`.
 __device__ __forceinline__ void begin_box_copy(void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier) {
-    if constexpr (Members == 1) {
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
-                     ::"r"(place_of(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(place_of(barrier)) : "memory");
-    } else {
-        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;"
-                     ::"r"(place_of(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(place_of(barrier)), "h"(uint16_t((1 << Members) - 1)) : "memory");
-    }
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 ::"r"(place_of(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(place_of(barrier)) : "memory");
 }
 
 }  // namespace fp

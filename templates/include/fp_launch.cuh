@@ -66,16 +66,6 @@ void launch(int blocks, int threads, int shared, Where where, Arguments... argum
     launch_as<Kernel>(nullptr, blocks, threads, shared, where, arguments...);
 }
 
-// Launches `Kernel` in clusters of so many blocks.
-template <auto Kernel, typename Where, typename... Arguments>
-void launch_clusters(int size, int blocks, int threads, int shared, Where where, Arguments... arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = unsigned(size);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    launch_as<Kernel>(&attribute, blocks, threads, shared, where, arguments...);
-}
-
 // Launches `Kernel` with as many teams of `members` blocks as are resident at once, at most `teams`, after zeroing the
 // `nbytes` of `exchange`. Where not even one team is, or the driver says so, the error is cudaErrorCooperativeLaunchTooLarge,
 // and nothing is launched.

@@ -1,29 +1,20 @@
 // Tiles of a matrix product of 16-bit numbers by blocks that stay. The copy engine brings panels, tile after tile; teams of groups of four warps
 // multiply (wgmma) and take tiles by turns, so that one multiplies while another works on what follows its sums.
-// Goes behind fp_barriers.cuh, fp_cluster.cuh and fp_matmul_group.cuh; needs sm_90a.
+// Goes behind fp_barriers.cuh and fp_matmul_group.cuh; needs sm_90a.
 #pragma once
 
 namespace fp {
 
-// As `TilePlace`, for the blocks of a cluster of Members, whose tiles lie one below the other.
-template <int64_t Rows, int64_t Columns, int High, int Members>
-struct MemberPlace : TilePlace<Rows, Columns, High> {
-    explicit __device__ __forceinline__ MemberPlace(int64_t number) : TilePlace<Rows, Columns, High>(number) {
-        this->row = this->row * Members + int(blockIdx.x) % Members;
-    }
-};
-
 // The tile of a team of Groups groups has 64 Groups rows and 8 N columns. Panels lie as those of `GroupMultiplier`, Stages of them in shared
-// memory, in the order in which they are multiplied. Sums are laid out in strips of Strip columns. The tiles of the Members blocks of a cluster
-// lie one below the other: each block brings a part of the columns' panel to all.
+// memory, in the order in which they are multiplied. Sums are laid out in strips of Strip columns.
 //
 // A thread of a group of its own tells the copy engine what to bring. Barriers: `full` of a stage ends a phase when a panel has come, `empty` when
-// the warps that multiplied it, in all blocks of the cluster, are done. `turn` of a team ends one when the last panel of the tile before has come:
+// the warps that multiplied it are done. `turn` of a team ends one when the last panel of the tile before has come:
 // phases are known by parity, so nobody waits for one that is further ahead.
-template <typename L, typename R, int Teams, int Groups, int N, int Stages, int Strip, int Members>
+template <typename L, typename R, int Teams, int Groups, int N, int Stages, int Strip>
 struct TeamMultiplier {
     using T = typename L::Type;
-    static constexpr int rows = Groups * 64, columns = N * 8, strip = Strip, members = Members;
+    static constexpr int rows = Groups * 64, columns = N * 8, strip = Strip;
     static constexpr int copying = 128, threads = copying + Teams * Groups * 128;
     using Down = Panel<L, rows, true>;
     using Across = Panel<R, columns, true>;
@@ -33,7 +24,7 @@ struct TeamMultiplier {
     static constexpr int registers = 65536 / threads / 8 * 8, of_copying = 32;
     static constexpr int of_others = (threads * registers / 128 - of_copying) / (Teams * Groups) / 8 * 8;
     static_assert(sizeof(T) == 2 && Stages >= 2 && columns % Strip == 0 && Strip % 32 == 0);
-    static_assert(stage_bytes % 1024 == 0 && down_at % 1024 == 0 && columns % (64 * members) == 0);
+    static_assert(stage_bytes % 1024 == 0 && down_at % 1024 == 0 && columns % 64 == 0);
 
     // By all threads of the block.
     explicit __device__ __forceinline__ TeamMultiplier(unsigned char* pool)
@@ -43,25 +34,14 @@ struct TeamMultiplier {
 #pragma unroll
             for (int slot = 0; slot < Stages; ++slot) {
                 make_barrier(full() + slot, 1);
-                make_barrier(empty() + slot, 4 * Groups * members);
+                make_barrier(empty() + slot, 4 * Groups);
             }
 #pragma unroll
             for (int i = 0; i < Teams; ++i) make_barrier(turn() + i, 4 * Groups);
             publish_barriers();
         }
-        meet();
+        __syncthreads();
     }
-
-    // To be called by all threads at the end: nobody uses another block's shared memory any more.
-    static __device__ __forceinline__ void end() {
-        __syncwarp();  // of those that copy, one alone may have come through loops
-        if (members > 1) meet();
-    }
-
-    // The block's first tile and the step to the next one, in tiles of clusters; the block's place in its cluster.
-    static __device__ __forceinline__ int first() { return int(blockIdx.x) / members; }
-    static __device__ __forceinline__ int next() { return int(gridDim.x) / members; }
-    static __device__ __forceinline__ int member() { return int(blockIdx.x) % members; }
 
     // Whether this thread is one of those that copy: they `leave_registers`, and `copy` the panels of all tiles. Each other one goes on with
     // `take_registers`, and asks of each tile whether it `takes` it.
@@ -81,8 +61,8 @@ struct TeamMultiplier {
             if (panel >= Stages) await_phase(empty() + slot, panel / Stages - 1);
             unsigned char* const to = pool + slot * stage_bytes;
             arrive_before(full() + slot, stage_bytes);
-            copy_boxes<L, rows, 1>(to + down_at, left, row, int(k), left_batch, full() + slot);
-            copy_boxes<R, columns, members>(to, right, column, int(k), right_batch, full() + slot);
+            copy_boxes<L, rows>(to + down_at, left, row, int(k), left_batch, full() + slot);
+            copy_boxes<R, columns>(to, right, column, int(k), right_batch, full() + slot);
             ++panel;
         }
     }
@@ -143,29 +123,20 @@ private:
     __device__ __forceinline__ Barrier* empty() const { return full() + Stages; }
     __device__ __forceinline__ Barrier* turn() const { return empty() + Stages; }
 
-    static __device__ __forceinline__ void meet() {
-        if constexpr (members > 1) meet_cluster();
-        else __syncthreads();
-    }
-
-    // Begins to copy the block's share of a panel of Count rows, which is the same for Among blocks of the cluster.
-    template <typename Which, int Count, int Among>
+    // Begins to copy a panel of Count rows.
+    template <typename Which, int Count>
     static __device__ __forceinline__ void copy_boxes(unsigned char* to, const TensorMap& map, int64_t row, int k, int batch, Barrier* come) {
-        constexpr int share = Count / Among, high = Which::inner_first ? share : 64;
+        constexpr int high = Which::inner_first ? Count : 64;
 #pragma unroll
-        for (int i = 0; i < share; i += high) {
-            const int at = (Among > 1 ? member() * share : 0) + i, there = int(row) + at;
-            begin_box_copy<Among>(to + at * 128, map, Which::inner_first ? k : there, Which::inner_first ? there : k, batch, come);
+        for (int i = 0; i < Count; i += high) {
+            const int there = int(row) + i;
+            begin_box_copy(to + i * 128, map, Which::inner_first ? k : there, Which::inner_first ? there : k, batch, come);
         }
     }
 
     // This warp's products with the panel in a stage have ended.
     __device__ __forceinline__ void leave(int slot) const {
-        if constexpr (members > 1) {
-            if (threadIdx.x % 32 < members) arrive_at_member(empty() + slot, members, threadIdx.x % 32);
-        } else {
-            if (threadIdx.x % 32 == 0) arrive(empty() + slot);
-        }
+        if (threadIdx.x % 32 == 0) arrive(empty() + slot);
     }
 
     // From one slice of an operand to the next, for descriptors.

@@ -7,7 +7,6 @@
 #include <time.h>
 #include <ucontext.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -45,9 +44,6 @@ thread_local std::vector<unsigned char> pool;
 thread_local jmp_buf scheduler;
 thread_local Kernel running;
 
-// Where dynamic shared memory is, of the blocks that run side by side.
-constexpr unsigned most_beside = 4096;
-std::atomic<unsigned char*> pools[most_beside];
 thread_local bool beside;
 
 // Buffers in memory, begin and end; asynchronous copies read nothing else.
@@ -179,8 +175,6 @@ unsigned char* dynamic_shared() {
     return pool.data() + (pool_alignment - address % pool_alignment) % pool_alignment;
 }
 
-unsigned char* dynamic_shared_of(unsigned block) { return pools[block]; }
-
 void launch_blocks(
     unsigned blocks, unsigned count, std::size_t shared, void (*thread)(const void*), const void* kernel, bool together
 ) {
@@ -200,7 +194,6 @@ void launch_blocks(
             prepare(blocks, count, shared, {thread, kernel});
             block_index.x = block;
             beside = true;
-            if (block < most_beside) pools[block] = dynamic_shared();
             run_block(count);
             finish(shared);
         });

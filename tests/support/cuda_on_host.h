@@ -78,9 +78,8 @@ void give_way();
 // Lets other threads of the block go on, before this one asks again whether what it waits for is there.
 void ask_again();
 
-// The block's dynamic shared memory, and that of another block that runs beside it.
+// The block's dynamic shared memory.
 unsigned char* dynamic_shared();
-unsigned char* dynamic_shared_of(unsigned block);
 
 // Runs a kernel of `count` threads in each of `blocks`: one block after the other, or all side by side.
 void launch_blocks(unsigned blocks, unsigned count, std::size_t shared, void (*thread)(const void*), const void* kernel, bool together);

@@ -202,7 +202,7 @@ def assert_close(case: Case, program: Program, got: dict[str, Array], wanted: di
 def tiling_id(tiling: Tiling) -> str:
     """The name of a tile in tests."""
     kind = "groups, turned" if tiling.turned else "groups" if tiling.groups else "warps"
-    kind = f"{tiling.teams} teams, {tiling.members} members" if tiling.teams else kind
+    kind = f"{tiling.teams} teams" if tiling.teams else kind
     return f"{tiling.rows} x {tiling.columns} {kind} {len(tiling.arithmetics)}"
 
 

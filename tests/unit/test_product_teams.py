@@ -1,4 +1,4 @@
-"""Products of halves by teams of warps in blocks that stay (`fp_matmul_teams.cuh`), alone and in pairs of blocks."""
+"""Products of halves by teams of warps in blocks that stay (`fp_matmul_teams.cuh`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.render.cuda.contraction.families import PRODUCT
-from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling
-from fusepass.codegen.search.space import search_space
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
@@ -33,7 +31,6 @@ from tests.unit.test_render_cuda import inputs_of
 
 TEAMS = [tiling for tiling in TILINGS if tiling.teams]
 FEW = replace(H200, multiprocessors=4)  # so that a team has several tiles
-PAIRED = ScheduleOverrides(anchor_rank=1)
 
 CASES = {
     "halves": Case(200, 520, 200, dtype=F16),  # an odd number of tiles of rows, and beyond the ends of both
@@ -55,9 +52,8 @@ def with_tiling(monkeypatch: pytest.MonkeyPatch, *tilings: Tiling) -> None:
 
 
 def rendered(program: Program, tiling: Tiling) -> Source:
-    overrides = PAIRED if tiling.members > 1 else ScheduleOverrides()
-    source = render(program, FEW, overrides=overrides)
-    assert f", {tiling.strip}, {tiling.members}>;" in source.text
+    source = render(program, FEW)
+    assert f", {tiling.stages}, {tiling.strip}>;" in source.text
     return source
 
 
@@ -71,11 +67,11 @@ def test_values(tiling: Tiling, name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert_close(case, program, emulate(program, rendered(program, tiling), inputs), interpret(program, inputs))
 
 
-def _alike(model: Callable[..., torch.Tensor], tilings: tuple[Tiling, ...], *inputs: torch.Tensor) -> Source:
-    """The source of `model`, laid out by the last one of `tilings`, whose values are those of float64."""
+def _alike(model: Callable[..., torch.Tensor], tiling: Tiling, *inputs: torch.Tensor) -> Source:
+    """The source of `model`, laid out by `tiling`, whose values are those of float64."""
     made = region(model, *inputs)
     program = made.passed(pass_options(FEW, AnchorSource.GENERATED))
-    source = rendered(program, tilings[-1])
+    source = rendered(program, tiling)
     found = emulate(program, source, made.memory(program))
     for name, want in zip(program.outputs, made.exact(), strict=True):
         torch.testing.assert_close(tensor_of(found[name], program.buffer(name)), want, rtol=4e-3, atol=4e-3)
@@ -91,58 +87,16 @@ def _operands(rows: int, columns: int, terms: int) -> tuple[torch.Tensor, torch.
 @needs_compiler
 def test_results_of_float32_are_stored_from_where_the_sums_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with_tiling(monkeypatch, TEAMS[1])
-    source = _alike(lambda x, w: (x @ w.t()).float() * 0.5, (TEAMS[1],), *_operands(200, 264, 72))
+    source = _alike(lambda x, w: (x @ w.t()).float() * 0.5, TEAMS[1], *_operands(200, 264, 72))
     assert ".room()" not in source.text
 
 
 @needs_compiler
-@pytest.mark.parametrize("members", [1, 2])
-def test_rows_are_reduced_strip_by_strip(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In as many pieces as tiles that blocks have alone give, which pairs keep to."""
-    tilings = tuple(each for each in TEAMS if (each.rows, each.columns) == (128, 128) and each.members <= members)
-    with_tiling(monkeypatch, *tilings)
-    source = _alike(lambda x, w: torch.relu(x @ w.t()).float().var(1), tilings, *_operands(300, 264, 136))
+def test_rows_are_reduced_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiling = next(each for each in TEAMS if (each.rows, each.columns) == (128, 128))
+    with_tiling(monkeypatch, tiling)
+    source = _alike(lambda x, w: torch.relu(x @ w.t()).float().var(1), tiling, *_operands(300, 264, 136))
     assert "fp::add_row" in source.text or "fp::push_strip" in source.text
-
-
-def test_pairs_keep_to_the_pieces_that_rows_are_reduced_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, paired = (
-        next(each for each in TEAMS if (each.members, each.columns) == which) for which in ((1, 128), (2, 256))
-    )
-    with_tiling(monkeypatch, alone, paired)
-    made = region(lambda x, w: (x @ w.t()).float().var(1), *_operands(300, 520, 136))
-    program = made.passed(pass_options(FEW, AnchorSource.GENERATED))
-    (kernel,) = (each for each in program.kernels if isinstance(each.anchor, Product))
-    assert kernel.partials is not None
-    assert [each.plan.tiling.members for each in PRODUCT.ranking(kernel, program, FEW)] == [1]
-
-
-def test_pairs_are_second_and_a_measurement_may_choose_them() -> None:
-    program = generated(Case(4096, 4096, 4096, dtype=BF16))
-    (kernel,) = program.kernels
-    assert [each.plan.tiling.members for each in PRODUCT.ranking(kernel, program, H200)] == [1, 2]
-    source = render(program, H200, overrides=PAIRED)
-    assert "fp::launch_clusters<mm_relu>(2, 132, 384," in source.text
-    assert source.name.endswith("_a1")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "tried"),
-    [
-        ((2048, 2048, 512), torch.bfloat16, True),
-        ((512, 512, 512), torch.bfloat16, False),
-        ((2048, 2048, 512), torch.float32, False),
-    ],
-)
-def test_large_products_of_halves_are_tried_in_pairs(
-    sizes: tuple[int, int, int], dtype: torch.dtype, tried: bool
-) -> None:
-    rows, columns, terms = sizes
-    given = (torch.empty(count, terms, dtype=dtype, device="meta") for count in (rows, columns))
-    graph = region(lambda x, w: torch.relu(x @ w.t()), *given).graph
-    for effort in ("fast", "max"):
-        assert (PAIRED in {spec.overrides for spec in search_space(graph, H200, effort)}) is tried
-    assert PAIRED not in {spec.overrides for spec in search_space(graph, H200, "off")}
 
 
 @pytest.mark.parametrize(
@@ -179,10 +133,9 @@ def test_the_copy_engine_takes_no_dimensions_of_several() -> None:
 
 
 def test_a_box_of_each_operand() -> None:
-    """Of the right one a block of a pair brings half."""
     program = generated(Case(512, 512, 136, batch=3, dtype=BF16, right_across=True, shared_right=True))
     (kernel,) = program.kernels
-    plan = next(each.plan for each in PRODUCT.ranking(kernel, program, H200) if each.plan.tiling.members == 2)
+    (plan,) = (each.plan for each in PRODUCT.ranking(kernel, program, H200))
     left, right = PRODUCT.boxes(kernel, plan)
     assert (left.sizes, left.strides, left.box) == ((136, 512, 3), (136, 512 * 136), (64, plan.tiling.rows))
     assert (right.sizes, right.box) == ((512, 136, 1), (64, 64))

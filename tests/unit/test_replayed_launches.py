@@ -21,11 +21,11 @@ _STAND_IN = r"""
 using cudaError_t = int;
 constexpr int cudaSuccess = 0, cudaErrorCooperativeLaunchTooLarge = 720;
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared,
-       cudaDevAttrMultiProcessorCount, cudaLaunchAttributeClusterDimension, cudaLaunchAttributeCooperative };
+       cudaDevAttrMultiProcessorCount, cudaLaunchAttributeCooperative };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 struct dim3 { unsigned x = 1, y = 1, z = 1; explicit dim3(unsigned x = 1) : x(x) {} };
-struct Value { int cooperative; struct { unsigned x, y, z; } clusterDim; };
+struct Value { int cooperative; };
 struct cudaLaunchAttribute { int id; Value val; };
 struct cudaLaunchConfig_t { dim3 gridDim, blockDim; std::size_t dynamicSmemBytes; struct Stream* stream; cudaLaunchAttribute* attrs; unsigned numAttrs; };
 struct cudaKernelNodeParams { void* func; dim3 gridDim, blockDim; unsigned sharedMemBytes; void** kernelParams; void** extra; };

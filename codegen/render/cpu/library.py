@@ -59,7 +59,7 @@ def render_cpu(
             continue
         touched = [buffer for buffer in program.arguments if buffer.name in kernel.reads | kernel.writes]
         used |= {buffer.name for buffer in touched}
-        plan = cpu_schedule(kernel, program, facts, general=general, rank=overrides.rank_of(number, kernel))
+        plan = cpu_schedule(kernel, program, facts, general=general, rank=overrides.rank_of(number))
         name = names.exact(kernel.name)
         report = ((f"int* {FAULT}",), [f"&{FAULT}"]) if kernel.checks else ((), [])
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name], shared) for buffer in touched), *report[0]]

@@ -169,10 +169,6 @@ class Family(abc.ABC, Generic[P]):
         """What its blocks read by the copy engine."""
         return ()
 
-    def cluster(self, plan: P) -> int:
-        """Blocks of a cluster."""
-        return 1
-
 
 def register(family: Family[Any]) -> None:
     """Let `family` compete for the kernels that it takes.

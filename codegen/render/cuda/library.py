@@ -78,7 +78,7 @@ def render_cuda(
     for number, given in enumerate(program.kernels):
         if is_empty(given):
             continue
-        family, plan = _laid(given, program, facts, aligned, general, overrides.rank_of(number, given))
+        family, plan = _laid(given, program, facts, aligned, general, overrides.rank_of(number))
         kernel = family.laid_out(given, plan)
         launched.append((family, kernel, plan))
         name = names.exact(kernel.name)
@@ -87,7 +87,7 @@ def render_cuda(
         alone = _kernel_text(kernel, name, family, plan, place, described=not general)
         kernels.append(replace(alone, body=(*once, *alone.body)))
         boxes = family.boxes(kernel, plan)
-        launches += _launch(kernel, name, program, plan, family.cluster(plan), boxes, pointers, names.copy())
+        launches += _launch(kernel, name, program, plan, boxes, pointers, names.copy())
     zeroed = sum(kernel.team is not None for _, kernel, _ in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
@@ -180,7 +180,6 @@ def _launch(
     name: str,
     program: Program,
     plan: Plan,
-    cluster: int,
     boxes: Sequence[Boxes],
     pointers: dict[str, str],
     names: Identifiers,
@@ -198,11 +197,7 @@ def _launch(
     blocks = free(plan.blocks) if kernel.when is None else min(plan.blocks, _MOST_WAITING)
     maps = [names.numbered(f"{each.name}_boxes") for each in boxes]
     lines = [*(f"    {name}," for name in maps), *lines]
-    if cluster > 1:
-        shape = f"{cluster}, {blocks}, {plan.threads}, {plan.shared_bytes}"
-        launched = [f"fp::launch_clusters<{name}>({shape}, stream,", *lines]
-    else:
-        launched = [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *lines]
+    launched = [f"fp::launch<{name}>({blocks}, {plan.threads}, {free(plan.shared_bytes)}, stream,", *lines]
     if not boxes:
         return launched
     error, described = names.exact("error"), []

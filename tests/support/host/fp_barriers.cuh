@@ -17,12 +17,6 @@ void arrive_before(Barrier* barrier, uint32_t nbytes);
 inline void arrive(Barrier* barrier) { arrive_before(barrier, 0); }
 void await_phase(Barrier* barrier, int phase);
 void begin_long_copy(void* to, const void* from, uint32_t nbytes, Barrier* barrier);
-void arrive_at_member(Barrier* barrier, int members, int member);
-void begin_box_copy_to(int members, void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier);
-
-template <int Members>
-void begin_box_copy(void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier) {
-    begin_box_copy_to(Members, to, map, x, y, z, barrier);
-}
+void begin_box_copy(void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier);
 
 }  // namespace fp

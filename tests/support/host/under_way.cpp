@@ -55,7 +55,7 @@ struct BarrierState {
     };
     std::vector<LongCopy> copies;
 };
-std::map<const Barrier*, BarrierState> barriers;  // of all blocks, which the blocks of a cluster share
+std::map<const Barrier*, BarrierState> barriers;  // of all blocks
 std::mutex at_barriers;
 using Lock = std::lock_guard<std::mutex>;
 
@@ -137,13 +137,6 @@ void begin(void* to, std::vector<unsigned char> bytes, Barrier* barrier) {
     state.copies.push_back({to, std::move(bytes)});
 }
 
-// What lies in the dynamic shared memory of the cluster's block `member` where `at` does in this block's.
-template <typename T>
-T* at_member(T* at, int members, int member) {
-    const unsigned block = blockIdx.x / members * members + member;
-    return reinterpret_cast<T*>(emulation::dynamic_shared_of(block) + (reinterpret_cast<unsigned char*>(at) - emulation::dynamic_shared()));
-}
-
 }  // namespace
 
 void begin_long_copy(void* to, const void* from, uint32_t nbytes, Barrier* barrier) {
@@ -154,9 +147,7 @@ void begin_long_copy(void* to, const void* from, uint32_t nbytes, Barrier* barri
     begin(to, {first, first + nbytes}, barrier);
 }
 
-void arrive_at_member(Barrier* barrier, int members, int member) { arrive(at_member(barrier, members, member)); }
-
-void begin_box_copy_to(int members, void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier) {
+void begin_box_copy(void* to, const TensorMap& map, int x, int y, int z, Barrier* barrier) {
     if (reinterpret_cast<std::uintptr_t>(to) % 1024) emulation::fail("a box that is not aligned");
     std::vector<unsigned char> bytes(map.box[1] * 128);
     for (unsigned row = 0; row < map.box[1]; ++row) {
@@ -167,10 +158,6 @@ void begin_box_copy_to(int members, void* to, const TensorMap& map, int x, int y
             emulation::check_read(from, 2);
             std::memcpy(&bytes[row * 128 + (column / 8 ^ row % 8) * 16 + column % 8 * 2], from, 2);
         }
-    }
-    for (int member = 1; member < members; ++member) {
-        const int other = (blockIdx.x % members + member) % members;
-        begin(at_member(static_cast<unsigned char*>(to), members, other), bytes, at_member(barrier, members, other));
     }
     begin(to, std::move(bytes), barrier);
 }

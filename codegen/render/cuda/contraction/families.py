@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fusepass.codegen import schedule_convolution, schedule_product
@@ -18,7 +18,6 @@ from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary impo
 from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
 from fusepass.codegen.render.cuda.contraction.product.kernel import ProductWriter, boxes_of
 from fusepass.codegen.render.cuda.family import Boxes, Family, Headers, Place, Text
-from fusepass.codegen.schedule.plan import Ranked
 from fusepass.codegen.schedule_convolution import (
     CHUNKS,
     MULTISTAGE,
@@ -107,7 +106,7 @@ class MatrixProduct(Family[ProductSchedule]):
         (_tiled(lambda tiling: tiling.runs), ("fp_matmul_runs.cuh",)),
         (
             _tiled(lambda tiling: tiling.teams > 0),
-            ("fp_tensor_map.cuh", "fp_barriers.cuh", "fp_cluster.cuh", "fp_matmul_teams.cuh"),
+            ("fp_tensor_map.cuh", "fp_barriers.cuh", "fp_matmul_teams.cuh"),
         ),
         (
             _tiled(lambda tiling: tiling.iterations > 0),
@@ -123,14 +122,6 @@ class MatrixProduct(Family[ProductSchedule]):
     ) -> ProductSchedule | None:
         return schedule_product.schedule_product(kernel, program, facts, aligned=aligned)
 
-    def ranking(
-        self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
-    ) -> Sequence[Ranked[ProductSchedule]]:
-        """The plan, and the best one for pairs of blocks that share what they read, which only a measurement chooses."""
-        schedule = schedule_product.schedule_product
-        plans = (schedule(kernel, program, facts, aligned=aligned, members=members) for members in (1, 2))
-        return tuple(Ranked(plan, plan.seconds) for plan in plans if plan is not None)
-
     def seconds(self, kernel: Kernel, program: Program, facts: DeviceFacts, plan: ProductSchedule) -> float:
         return plan.seconds
 
@@ -142,9 +133,6 @@ class MatrixProduct(Family[ProductSchedule]):
 
     def boxes(self, kernel: Kernel, plan: ProductSchedule) -> tuple[Boxes, ...]:
         return boxes_of(kernel, plan)
-
-    def cluster(self, plan: ProductSchedule) -> int:
-        return plan.tiling.members
 
     def write(self, kernel: Kernel, plan: ProductSchedule, place: Place) -> Text:
         idle = () if kernel.when is None else (f"if ({place.pointers[kernel.when]}[0] == 0.0f) return;",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import astuple
-from math import ceil
+from math import ceil, prod
 
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.product import Arithmetic, Border, Filling, Nested, Operand, Product, parts_of
@@ -37,7 +37,7 @@ def boxes_of(kernel: Kernel, plan: ProductSchedule) -> tuple[Boxes, ...]:
     found = []
     for name, operand, access, count, high in (
         ("left", product.left, plan.left, rows, tiling.rows),
-        ("right", product.right, plan.right, columns, tiling.columns // tiling.members),
+        ("right", product.right, plan.right, columns, tiling.columns),
     ):
         assert isinstance(operand.row, int)
         assert isinstance(operand.inner, int)
@@ -166,10 +166,8 @@ class ProductWriter:
     def _by_teams(self) -> Iterable[str]:
         """The same for blocks that stay, in which a thread copies, and teams of others take tiles by turns."""
         c = self.c
-        members = self.plan.tiling.members
-        high, long = self.plan.tiles
-        count = self.plan.batches * ceil(high / members) * long
-        head = f"for (int {c.number} = {c.Tile}::first(); {c.number} < {count}; {c.number} += {c.Tile}::next())"
+        count = self.plan.batches * prod(self.plan.tiles)
+        head = f"for (int {c.number} = blockIdx.x; {c.number} < {count}; {c.number} += gridDim.x)"
         places, end = [*self._places(c.number)], c.last
         if self.wanted:
             places, end = [*places, f"const int64_t {c.end} = {self._is_wanted()} ? {c.last} : {c.first};"], c.end
@@ -179,7 +177,7 @@ class ProductWriter:
         yield f"{c.Tile} {c.tile}({c.pool});"
         yield from block(
             f"if ({c.tile}.copies())",
-            [f"{c.tile}.leave_registers();", *copying, f"{c.Tile}::end();", "return;"],
+            [f"{c.tile}.leave_registers();", *copying, "return;"],
         )
         yield f"{c.tile}.take_registers();"
         what = self.kernel, self.program, self.plan, self.pointers, self.printer
@@ -189,7 +187,6 @@ class ProductWriter:
             f"if (!{c.tile}.takes({c.first}, {end})) continue;",
             f"float {c.sums}[1][{self.plan.tiling.n}][4];",
             f"{c.tile}.run({c.sums});",
-            *([f"if ({c.place}.row >= {high}) continue;"] if high % members else []),
             f"const int {c.lane} = threadIdx.x % 32;",
             *direct.rescaled(),
         ]
@@ -200,7 +197,6 @@ class ProductWriter:
             lines += [*epilogue.early(), f"float* const {c.room} = {c.tile}.room();", *epilogue.in_strips()]
         yield "#pragma unroll 1"
         yield from block(head, lines)
-        yield f"{c.Tile}::end();"
 
     def _matrices(self) -> Iterable[str]:
         """Which matrix of each operand the tile is of."""
@@ -255,7 +251,7 @@ class ProductWriter:
             shape += f", {c.Source}" if self.product.fills else ""
             return f"fp::TurnMultiplier<{c.Left}, {c.Right}, fp::TurnTiles<{tiles}>, {shape}>"
         if tiling.teams:
-            numbers = tiling.teams, tiling.warp_rows // 4, tiling.n, tiling.stages, tiling.strip, tiling.members
+            numbers = tiling.teams, tiling.warp_rows // 4, tiling.n, tiling.stages, tiling.strip
             return f"fp::TeamMultiplier<{c.Left}, {c.Right}, {', '.join(map(str, numbers))}>"
         if tiling.runs and self.product.runs:
             slots = tiling.slots(self.product.runs)
@@ -271,11 +267,8 @@ class ProductWriter:
         c = self.c
         plan, product = self.plan, self.product
         high, long = plan.tiles
-        place, members = f"fp::TilePlace<{high}, {long}, {GROUP}>", plan.tiling.members
-        if members > 1:
-            place = f"fp::MemberPlace<{ceil(high / members)}, {long}, {GROUP // members}, {members}>"
-        count = ceil(high / members) * long
-        yield f"const {place} {c.place}({number} % {count});"
+        count = high * long
+        yield f"const fp::TilePlace<{high}, {long}, {GROUP}> {c.place}({number} % {count});"
         yield f"const int64_t {c.first_row} = {c.place}.row * {c.Tile}::rows, {c.first_column} = {c.place}.column * {c.Tile}::columns;"
         batches = self.batches.size
         if batches > 1:
