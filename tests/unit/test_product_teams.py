@@ -132,10 +132,12 @@ def test_the_copy_engine_takes_no_dimensions_of_several() -> None:
     assert not TEAMS[0].serves(nested, access, access)
 
 
-def test_a_box_of_each_operand() -> None:
+def test_a_box_of_each_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_tiling(monkeypatch, *TEAMS)
     program = generated(Case(512, 512, 136, batch=3, dtype=BF16, right_across=True, shared_right=True))
     (kernel,) = program.kernels
-    (plan,) = (each.plan for each in PRODUCT.ranking(kernel, program, H200))
+    plan = schedule_product(kernel, program, H200)
+    assert plan is not None
     left, right = PRODUCT.boxes(kernel, plan)
     assert (left.sizes, left.strides, left.box) == ((136, 512, 3), (136, 512 * 136), (64, plan.tiling.rows))
     assert (right.sizes, right.box) == ((512, 136, 1), (64, 64))
