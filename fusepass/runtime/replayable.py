@@ -19,8 +19,10 @@ _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
 _MOST_BYTES = 256 << 20
 
 
-def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, drawing: bool = False) -> str | None:
-    """Why a graph over these arguments is not captured at all; None where it may be, which may draw random numbers where that is told."""
+def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, step: bool = False) -> str | None:
+    """Why a graph over these arguments is not captured at all; None where it may be. One of a training `step` may draw random numbers, and
+    who captures it knows which arguments are copied.
+    """
     devices = {tensor.device for tensor in (*arguments, *_values(graph))}
     if not any(device.type == "cuda" for device in devices):
         return ON_CPU
@@ -28,11 +30,11 @@ def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, drawing: boo
         return "tensors lie on several devices"
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if draws(node) and not drawing:
+        if draws(node) and not step:
             return f"{node.target.overloadpacket} draws random numbers"
         if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
             return f"{node.target.overloadpacket} waits for the device"
-    if any(map(overlaps, arguments)):
+    if not step and any(map(overlaps, arguments)):
         return "an input or a tensor of the model overlaps itself"
     return None
 
@@ -68,7 +70,7 @@ def step_obstacle(graph: fx.Graph, described: Sequence[object], static: Collecti
             return f"{node.target} waits for other processes"
         if any(target.op == "placeholder" and nodes.index(target) not in static for target in written(node)):
             return "an input is written"
-    return (None if asked else _foreign(graph)) or obstacle(graph, tensors, drawing=True)
+    return (None if asked else _foreign(graph)) or obstacle(graph, tensors, step=True)
 
 
 def _foreign(graph: fx.Graph) -> str | None:

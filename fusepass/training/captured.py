@@ -40,7 +40,7 @@ class Captured:
         addresses: of the fixed arguments; a replay is right for these alone.
 
     Raises:
-        RuntimeError: the device refused, or the caller would see that a result is a copy.
+        RuntimeError: the device refused, the caller would see that a result is a copy, or an argument could not be one.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class Captured:
         self.addresses = [arguments[position].data_ptr() for position in fixed]
         read = list(arguments)
         others = [position for position in range(len(read)) if position not in {*fixed}]
+        if any(overlaps(read[position]) for position in others):
+            raise RuntimeError("an argument that would be copied overlaps itself")
         for position in others:
             read[position] = _maker(read[position])().copy_(read[position])
         with pool.lock:

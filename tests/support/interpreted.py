@@ -25,6 +25,7 @@ from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.source import Source
+from fusepass.compile import pipeline
 from fusepass.runtime.call_text import CallText
 from fusepass.runtime.region import FusedRegion
 from tests.support.interpret import STORAGE, Array, interpret
@@ -67,6 +68,8 @@ def interpreted() -> Iterator[None]:
 
     with (
         mock.patch.object(candidates, "generate", remembered),
+        mock.patch.object(candidates, "restore", return_value=False),  # of the text alone
+        mock.patch.object(pipeline, "find_lists", return_value=()),  # whose entries take other arguments
         mock.patch.object(Forms, "shared", lambda forms, generated: generated),
         mock.patch.object(build, "build_all", build_all),
         mock.patch.object(build, "build", _library),

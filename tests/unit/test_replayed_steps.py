@@ -26,6 +26,7 @@ from fusepass.patterns.effects import drawn_before, draws
 from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay_trial import Pending, Taken
 from fusepass.runtime.replayable import step_obstacle
+from fusepass.training.captured import Captured
 from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
 
@@ -657,6 +658,21 @@ def test_what_is_refused_says_why() -> None:
     foreign = torch.ops.profiler._record_function_enter_new.default
     assert reason(graph_of(foreign), asked=False) == f"{foreign} is an operator of others"
     assert step_obstacle(graph_of(aten.tanh.default), [3], (), asked=True) == "an argument is no tensor"
+
+
+def test_arguments_that_overlap_themselves_are_read_where_they_lie_or_not_at_all() -> None:
+    """As a mask for all samples that forward saved: a copy would have other strides than the graph is made for."""
+    graphs, lies = FakeGraphs(), torch.rand(4, 1).expand(4, 3)
+    x = torch.rand(4, 3)
+
+    def call(arguments: list[Any]) -> list[Any]:
+        return [arguments[0] * arguments[1]]
+
+    captured = Captured(call, [x, lies], (1,), 1, graphs, graphs.own_pool(), exact=True)
+    (result,) = captured.run([x + 1, lies])
+    assert torch.equal(result, (x + 1) * lies)
+    with pytest.raises(RuntimeError, match="an argument that would be copied overlaps itself"):
+        Captured(call, [x, lies], (), 1, graphs, graphs.own_pool(), exact=True)
 
 
 def test_attention_draws_forward_with_dropout_and_backward_never() -> None:
