@@ -156,7 +156,7 @@ def _by_pytorch(
     """`kept` by PyTorch's own kernel, for which the host waits for a state that it does not know; not while a CUDA graph is captured."""
     if torch.cuda.is_current_stream_capturing():
         return kept(state, size, stride, p, dtype, *rule)
-    generator = torch.cuda.default_generators[state.device.index]
+    generator = default_generator(state.device)
     if not hasattr(state, "words"):
         state.words = state.tolist()  # type: ignore[attr-defined]
     seed, offset = state.words  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from fusepass import measure
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.config import current
 from fusepass.patterns.aliasing import is_view, written
+from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.cost import cost
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.effects import is_constant_number, is_random, writes
@@ -108,11 +109,7 @@ def _of_shape(value: torch.Tensor) -> torch.Tensor:
 
 def _below(node: fx.Node, made: dict[fx.Node, int]) -> Iterator[fx.Node]:
     """`node` and all that it is made of, in order."""
-    needed, ahead = {node}, [node]
-    while ahead:
-        sources = [source for source in ahead.pop().all_input_nodes if source in made and source not in needed]
-        needed.update(sources)
-        ahead += sources
+    needed = ancestors([node], made)
     return (each for each in made if each in needed)
 
 

@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.ir.random import OF_A_CALL
 from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.dropout import default_generator, share_kept
 from fusepass.codegen.lowering.dropout import kept as computed
-from fusepass.codegen.lowering.dropout import share_kept
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import Spec, meta_like
 from fusepass.patterns.aliasing import base, readers
@@ -173,7 +173,7 @@ def _width(dtype: torch.dtype, most: int, device: torch.device) -> int | None:
 
 def _agrees(count: int, dtype: torch.dtype, most: int, width: int, device: torch.device) -> bool:
     """Whether PyTorch's dropout of so many elements keeps those that the rule says."""
-    generator = torch.cuda.default_generators[device.index]
+    generator = default_generator(device)
     before, seed, offset = generator.get_state(), 12345, 40
     try:
         generator.manual_seed(seed)

@@ -44,8 +44,6 @@ thread_local std::vector<unsigned char> pool;
 thread_local jmp_buf scheduler;
 thread_local Kernel running;
 
-thread_local bool beside;
-
 // Buffers in memory, begin and end; asynchronous copies read nothing else.
 std::vector<std::pair<const char*, const char*>> buffers;
 
@@ -152,10 +150,7 @@ void wait(State at) {
     leave();
 }
 
-void ask_again() {
-    if (beside) give_way();  // perhaps for another block
-    else wait(State::asking);
-}
+void ask_again() { wait(State::asking); }
 
 // A minute of the processor, however busy it is, is a wait for ever.
 void give_way() {
@@ -193,7 +188,6 @@ void launch_blocks(
         workers.emplace_back([=] {
             prepare(blocks, count, shared, {thread, kernel});
             block_index.x = block;
-            beside = true;
             run_block(count);
             finish(shared);
         });
