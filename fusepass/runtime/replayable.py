@@ -17,6 +17,9 @@ ON_CPU = "everything lies on the CPU"
 _KNOWN = ("aten", "prims", NAMESPACE)
 _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
 _MOST_BYTES = 256 << 20
+_MASKS = (torch.bool, torch.uint8)
+aten = torch.ops.aten
+_INDEXED = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
 
 
 def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, step: bool = False) -> str | None:
@@ -29,10 +32,9 @@ def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, step: bool =
     if len(devices) > 1:
         return "tensors lie on several devices"
     for node in graph.nodes:
-        tags = getattr(node.target, "tags", ())
         if draws(node) and not step:
             return f"{node.target.overloadpacket} draws random numbers"
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        if _waits(node):
             return f"{node.target.overloadpacket} waits for the device"
     if not step and any(map(overlaps, arguments)):
         return "an input or a tensor of the model overlaps itself"
@@ -71,6 +73,16 @@ def step_obstacle(graph: fx.Graph, described: Sequence[object], static: Collecti
         if any(target.op == "placeholder" and nodes.index(target) not in static for target in written(node)):
             return "an input is written"
     return (None if asked else _foreign(graph)) or obstacle(graph, tensors, step=True)
+
+
+def _waits(node: fx.Node) -> bool:
+    """Whether the host needs a result of it: a number, how many elements there are, or where a mask is true."""
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.data_dependent_output in tags:
+        return True
+    if getattr(node.target, "overloadpacket", None) in _INDEXED:  # only by a mask is it not known how many elements are meant
+        return any(isinstance(place, fx.Node) and place.meta["val"].dtype in _MASKS for place in node.args[1])  # type: ignore[union-attr]
+    return torch.Tag.dynamic_output_shape in tags
 
 
 def _foreign(graph: fx.Graph) -> str | None:

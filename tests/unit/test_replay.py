@@ -393,6 +393,27 @@ def test_what_dynamo_serves_is_not_captured() -> None:
     assert optimised.report().cuda_graphs == ("not used: captured by Dynamo",)
 
 
+def test_only_places_given_by_masks_wait() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from fusepass.runtime.replayable import obstacle
+
+    aten = torch.ops.aten
+
+    def graph_at(target: object, places: torch.dtype) -> torch.fx.Graph:
+        graph = torch.fx.Graph()
+        x, at = graph.placeholder("x"), graph.placeholder("at")
+        node = graph.call_function(target, (x, [None, at], x) if "put" in str(target) else (x, [None, at]))  # type: ignore[arg-type]
+        with FakeTensorMode():
+            at.meta["val"] = torch.empty(2, dtype=places, device="cuda")
+            node.meta["val"] = torch.empty(2, 2, device="cuda")
+        return graph
+
+    for target in (aten.index.Tensor, aten.index_put.default):
+        assert obstacle(graph_at(target, torch.int64), ()) is None
+        assert obstacle(graph_at(target, torch.bool), ()) == f"{target.overloadpacket} waits for the device"
+
+
 def test_random_numbers_and_waiting_are_refused() -> None:
     from fusepass.runtime.replayable import obstacle, unasked_obstacle
 
