@@ -8,7 +8,7 @@ one is built. How many are built for a region is limited.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,11 +89,27 @@ class Forms:
         self.layouts: dict[tuple[object, ...], tuple[str, Mapping[str, float]]] = {}
         self.left_out: dict[tuple[object, ...], tuple[frozenset[str], str]] = {}
         self._lock = threading.RLock()
+        self._later: list[Callable[[], object]] = []
+
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether something was made of other sizes."""
+        return self._round > 0 or bool(self._later)
 
     def next_round(self) -> None:
         """Another signature comes; what is generated in between belongs together."""
         with self._lock:
             self._round += 1
+
+    def tell_later(self, tell: Callable[[], object]) -> None:
+        """Let `catch_up` call `tell`, which tells of the libraries for sizes that an earlier process has met."""
+        self._later.append(tell)
+
+    def catch_up(self) -> None:
+        """Learn of all sizes that were met, as others come."""
+        later, self._later = self._later, []
+        for tell in later:
+            tell()
 
     def shared(self, generated: Generated) -> Generated:
         """`generated`, or the same with a library for several sizes.
