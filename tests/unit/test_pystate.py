@@ -77,10 +77,25 @@ def _grow_deep(held: Any) -> None:
     held.a.b.scale += 1
 
 
+class Registry(dict[str, float]):
+    """Its methods take other keys, and fewer arguments, than a dict's."""
+
+    def __setitem__(self, key: str, value: float) -> None:
+        super().__setitem__(f"{key}!", value)
+
+    def get(self, key: str) -> float:  # type: ignore[override]
+        return self[f"{key}!"]
+
+
+def _register(held: Registry) -> None:
+    held["scale"] = held.get("scale") + 1
+
+
 STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], Any]]] = {
     "slots": (Slots, lambda held: held.scale, _grow),
     "third object": (lambda: Bag(a=Bag(b=Bag(scale=2.0))), _deep, _grow_deep),
     "order": (lambda: collections.OrderedDict(a=1.0, b=2.0), _first_value, _iteration),
+    "methods of its own": (lambda: Registry({"scale!": 2.0}), lambda held: held.get("scale"), _register),
     "array of NumPy": (lambda: numpy.array([2.0, 3.0]), _first, _increase),
     "array": (lambda: array.array("d", [2.0, 3.0]), _first, _increase),
     "deque": (lambda: collections.deque([1, 2], maxlen=2), _first, _append),
