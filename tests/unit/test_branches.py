@@ -80,6 +80,21 @@ def test_a_condition_is_what_forward_asked() -> None:
         assert condition.holds((torch.ones(6), torch.randn(4, 6), mask)) is answer
 
 
+def _of_places(self: Any, x: Tensor) -> Tensor:
+    """As transformers look for sequences that are packed."""
+    places = torch.arange(x.shape[-1], device=x.device)
+    return x.relu() * 2 if (places.diff() == 1).all() else x.tanh()
+
+
+def test_what_is_asked_of_constants_alone_is_no_condition() -> None:
+    found = captured(_of_places, torch.randn(4, 6))
+    assert isinstance(found, Captured)
+    assert found.conditions == ()
+    assert [node.target for node in found.graph.graph.nodes if node.op == "call_function"][:1] == [
+        torch.ops.aten.relu.default
+    ]
+
+
 def _by_state(self: Any, x: Tensor) -> Tensor:
     return x.relu() + 1 if self.open else x.tanh() + 1
 
