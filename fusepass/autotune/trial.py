@@ -146,7 +146,7 @@ def fastest(
     `alternatives` names those of them that differ from the first one in schedules alone; see `ranking`. Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
     """
     inputs = measure.made_up(like, device)
-    clock = measure.clock(device)
+    clock = measure.clock(device, launches=False)
     calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
     clock(calls[EAGER])  # warms up
     before = clock.interruptions
