@@ -21,7 +21,13 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     quotient,
     store_own,
 )
-from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs, store_neighbours, takes_pairs
+from fusepass.codegen.render.cuda.contraction.convolution.vectors import (
+    channels_together,
+    pairs,
+    store_channels,
+    store_neighbours,
+    takes_pairs,
+)
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
@@ -66,12 +72,15 @@ class ConvolutionWriter(TileWriter):
     # ---- results
 
     def epilogue(self, sums: Sums) -> Iterable[str]:
-        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
-        if self.kernel.is_pointwise:
-            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
-            yield from each
-            return
-        yield from self.reductions(sums)
+        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel or position by position."""
+        if not self.kernel.is_pointwise:
+            yield from self.reductions(sums)
+        elif takes_pairs(self):
+            yield from self._pairs(sums)
+        elif (width := channels_together(self)) > 1:
+            yield from self._over_rows(sums, [*self._repaired(sums), *store_channels(self, sums, width)])
+        else:
+            yield from self.over_channels(sums, self._stores(), sums.unroll)
 
     def factors(self) -> tuple[list[str], str]:
         """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""

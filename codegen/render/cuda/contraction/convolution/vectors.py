@@ -1,7 +1,7 @@
 """Results of a generated convolution several neighbours at a time: two where all stores have them side by side, four where rows are whole numbers of these.
 
 A warp has laid out 16 channels by 32 (or 64) neighbours. A thread that takes some of a row reads and stores them at once, and loads
-what they share, a bias or a factor, once.
+what they share, a bias or a factor, once. Where channels lie last, it takes neighbouring channels of a position.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 
 _LANE = Axis("lane", 2)
+_STORED = 16  # bytes
 
 
 def takes_pairs(writer: TileWriter) -> bool:
@@ -146,42 +147,71 @@ def store_neighbours(
         f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
     ]
     room = f"{c.room}[{c.row} * {on.staged_pitch} + {first}]"
-    stored = _row(writer, room, width, writer.sizes[1] != covered, known)
+    numbers = f"const auto {c.numbers} = fp::as_vector<{width}>({room});"
+    element = Loop(c.e, width)
+    stored = [numbers, *_vector(writer, element, f"{c.numbers}[{element}]", known)]
+    stored = _guarded(writer, covered, stored)
     if ahead:
         rows = [*place, *ahead, *block(f"if ({inside})", stored)]
         return [*places, *down.over(rows, pragma)]
     return [*places, *block(f"if ({inside})", down.over([*place, *stored], pragma))]
 
 
-def _row(writer: TileWriter, room: str, width: int, some: bool, known: Sequence[tuple[Expr, str]]) -> list[str]:
-    """The neighbours from the result in scope on, of ``channel``, which may not exist where there are only `some`."""
+def channels_together(writer: TileWriter) -> int:
+    """How many channels of a position a thread stores at once: 16 bytes of them where all stores have channels last, else 1."""
+    kernel, channel = writer.kernel, dimensions(writer.kernel)[1]
+    if kernel.partials is not None or writer.on.pace:
+        return 1
+    width = _STORED // max(writer.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores)
+    lane = Axis("lane", width)
+    side_by_side = (is_vector(split_index(store.index, channel, lane), channel, lane) for store in kernel.stores)
+    return width if writer.outs % width == 0 and all(side_by_side) else 1
+
+
+def store_channels(writer: TileWriter, sums: Sums, width: int) -> list[str]:
+    """What is done with the `Sums.height` channels that lie in the warp's room, `width` of a position at a time."""
+    c, on = writer.c, writer.on
+    across = sums.height // width  # threads of a position
+    at_once = 32 // across  # positions
+    down, at = Loop(c.down, 32 * on.pair // at_once), c.along
+    column, start = (at, "0") if on.pair == 1 else (f"({at} / {on.pair})", f"{at} % {on.pair}")
+    places, inside = writer.position(sums.group, column, start)
+    element = Loop(c.e, width)
+    number = f"{c.room}[({c.row} + {element}) * {on.staged_pitch} + {at}]"
+    stored = _guarded(writer, sums.covered, _vector(writer, element, number, along=1))
+    lines = [f"const int {at} = {down} * {at_once} + {c.lane} / {across};", *places, *block(f"if ({inside})", stored)]
+    return [
+        f"const int {c.row} = {c.lane} % {across} * {width};",
+        f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
+        *down.over(lines, sums.unroll),
+    ]
+
+
+def _vector(
+    writer: TileWriter, element: Loop, number: str, known: Sequence[tuple[Expr, str]] = (), along: int = -1
+) -> list[str]:
+    """Stores the results from the one in scope on, of which `number` is the sum of an `element`: neighbours `along` a dimension."""
     c = writer.c
-    kernel, names = writer.kernel, (c.sample, c.channel, *writer.axes)
+    kernel, axes = writer.kernel, dimensions(writer.kernel)
+    names = [c.sample, c.channel, *writer.axes]
+    first, names[along] = names[along], c.near
     each, where = Scope(writer.printer), Scope(writer.printer)
-    for scope, last in ((each, c.near), (where, names[-1])):
-        for axis, text in zip(dimensions(kernel), (*names[:-1], last), strict=True):
-            scope.define_axis(axis, text)
+    for axis, text in zip(axes, names, strict=True):
+        each.define_axis(axis, text)
+        where.define_axis(axis, first if axis is axes[along] else text)
     values = [store.value for store in kernel.stores]
     for node, text in known or [(node, c.sum) for node in walk(*values) if isinstance(node, ReductionResult)]:
         each.bind(node, text, spare=1)
     writer.printer.expect(values)
-    element = Loop(c.e, width)
     begin, end = [], []
-    for number, store in enumerate(kernel.stores):
+    for place, store in enumerate(kernel.stores):
         dtype = writer.program.buffer(store.buffer).dtype
-        kind, found = f"fp::Vec<{C_TYPES[dtype]}, {width}>", c.named(f"found_{number}")
+        kind, found = f"fp::Vec<{C_TYPES[dtype]}, {element.count}>", c.named(f"found_{place}")
         value = each.converted(store.value, dtype)
         begin.append(f"{kind} {found};")
         each.lines.append(f"{found}[{element}] = {value};")
         end.append(f"fp::store_vector({writer.pointers[store.buffer]} + ({where.index(store.index)}), {found});")
-    near = f"const {writer.index_type} {c.near} = {names[-1]} + {element};"
-    place = [near] if each.reads(dimensions(kernel)[-1]) else []
-    own = [*place, f"const float {c.sum} = {c.numbers}[{element}];", *each.lines]
-    lines = [
-        f"const auto {c.numbers} = fp::as_vector<{width}>({room});",
-        *begin,
-        *element.over(own),
-        *where.lines,
-        *end,
-    ]
-    return block(f"if ({c.channel} < {writer.sizes[1]})", lines) if some else lines
+    whole = writer.index_type if along < 0 else "int"
+    near = [f"const {whole} {c.near} = {first} + {element};"] if each.reads(axes[along]) else []
+    own = [*near, f"const float {c.sum} = {number};", *each.lines]
+    return [*begin, *element.over(own), *where.lines, *end]
