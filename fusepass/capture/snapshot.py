@@ -94,9 +94,13 @@ def _methods(container: Container) -> Any:
     return next((kind for kind in _BUILT_IN if isinstance(container, kind)), type(container))
 
 
+def _entries(container: MutableMapping[Any, Any]) -> dict[Any, Any]:
+    return dict(_methods(container).items(container))
+
+
 def _copied(container: Container) -> _Copy:
     if isinstance(container, MutableMapping):
-        return dict(_methods(container).items(container))
+        return _entries(container)
     return set(container) if isinstance(container, MutableSet) else list(container)
 
 
@@ -106,7 +110,7 @@ def _difference(place: Place, before: _Copy) -> str | None:
         return None if sorted(map(id, now)) == sorted(map(id, before)) else place.label
     if not isinstance(now, MutableMapping) or not isinstance(before, dict):
         return None if len(now) == len(before) and all(map(same, now, before)) else place.label
-    found = _copied(now)
+    found = _entries(now)
     for key in {**before, **found}.keys() - DERIVED:
         if not same(before.get(key, MISSING), found.get(key, MISSING)):
             return place.label_of(key)
@@ -125,7 +129,7 @@ def _restore(place: Place, before: _Copy) -> None:
     container: Any = place.container
     methods = _methods(container)
     if isinstance(container, MutableMapping) and isinstance(before, dict):
-        for key in _copied(container).keys() - before.keys():
+        for key in _entries(container).keys() - before.keys():
             methods.__delitem__(container, key)
         for key, value in before.items():
             if not same(methods.get(container, key, MISSING), value):
