@@ -82,9 +82,6 @@ def measure(network: Network, ways: Sequence[str], *, fill: bool) -> Result:
             _measure(result, network, way, inputs, exact, None if fill else flush)
         except Exception as error:  # the other ways go on
             result.problems[way] = f"{type(error).__name__}: {str(error)[:200]}"
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch._dynamo.reset()
     return result
 
 
@@ -92,6 +89,9 @@ def _measure(
     result: Result, network: Network, way: str, inputs: Sequence[Tensor], exact: Tensor | None, flush: Tensor | None
 ) -> None:
     """Put the figures of one way into `result`; where there is no `flush`, those of the first call alone."""
+    torch._dynamo.reset()  # what an earlier way holds
+    gc.collect()
+    torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     model = network.model(inputs[0].device)
     own = torch.cuda.memory_reserved() - before
@@ -206,13 +206,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = _process(network, [*training, "--ways", options.ways], end - time.monotonic())
         results.append(replace(result, first_seconds=firsts.get(network.name, result.first_seconds)))
         print(_line(results[-1]), flush=True)
+        if options.json:
+            about = {**about_machine("cuda"), "training": options.training, "processes": options.processes}
+            options.json.write_text(json.dumps({**about, "rows": [asdict(each) for each in results]}, indent=1) + "\n")
     ratios = [each.over for each in results if each.over]
-    mean = geometric_mean(ratios) if ratios else None
-    print(f"geometric mean {mean:.2f}, least {min(ratios):.2f}" if mean else "nothing was timed")
-    if options.json:
-        about = {**about_machine("cuda"), "training": options.training, "processes": options.processes}
-        rows = [asdict(each) for each in results]
-        options.json.write_text(json.dumps({**about, "geometric_mean": mean, "rows": rows}, indent=1) + "\n")
+    print(f"geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}" if ratios else "nothing was timed")
     return 0 if ratios else 2
 
 
