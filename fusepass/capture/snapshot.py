@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import copy
 import itertools
+import sys
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -59,7 +61,7 @@ class Snapshot:
                 _restore(place, before)
         for container, key, label, iterator, copied in self._iterators:
             container[key] = iterator
-            if iterator.__reduce__() != copied.__reduce__():
+            if _state(iterator) != _state(copied):
                 changes.append(Change(label))
         return min(changes, key=lambda change: change.followed, default=None)
 
@@ -70,8 +72,27 @@ def _stood_in(place: Place) -> Iterator[tuple[MutableMapping[Any, Any], Any, str
     if isinstance(container, MutableMapping):
         for key, entry in list(container.items()):
             if isinstance(entry, _ITERATORS):
-                container[key] = copied = copy.copy(entry)
+                container[key] = copied = _continued(entry)
                 yield container, key, place.label_of(key), entry, copied
+
+
+def _continued(iterator: Any) -> Any:
+    """Another iterator that goes on as this one does.
+
+    Raises:
+        TypeError: there is no telling how it goes on.
+    """
+    if type(iterator) is not itertools.count or sys.version_info < (3, 14):
+        return copy.copy(iterator)
+    try:  # Python 3.14 copies no counts; they still tell of theirs
+        return itertools.count(*ast.literal_eval(f"({repr(iterator)[len('count(') : -1]},)"))
+    except (ValueError, SyntaxError) as error:
+        raise TypeError(f"{iterator!r} cannot be copied") from error
+
+
+def _state(iterator: Any) -> object:
+    """Equal for iterators that go on alike."""
+    return repr(iterator) if type(iterator) is itertools.count else iterator.__reduce__()
 
 
 def _places_around(model: nn.Module, seen: set[int]) -> Iterator[Place]:
