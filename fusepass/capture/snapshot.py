@@ -82,12 +82,20 @@ def _continued(iterator: Any) -> Any:
     Raises:
         TypeError: there is no telling how it goes on.
     """
-    if type(iterator) is not itertools.count or sys.version_info < (3, 14):
-        return copy.copy(iterator)
-    try:  # Python 3.14 copies no counts; they still tell of theirs
-        return itertools.count(*ast.literal_eval(f"({repr(iterator)[len('count(') : -1]},)"))
+    told = type(iterator) is itertools.count and sys.version_info >= (3, 14)  # which copies none
+    return _count_as_told(repr(iterator)) if told else copy.copy(iterator)
+
+
+def _count_as_told(text: str) -> itertools.count[Any]:
+    """The count with this ``repr``.
+
+    Raises:
+        TypeError: it counts by other numbers than Python's own.
+    """
+    try:
+        return itertools.count(*ast.literal_eval(f"({text[len('count(') : -1]},)"))
     except (ValueError, SyntaxError) as error:
-        raise TypeError(f"{iterator!r} cannot be copied") from error
+        raise TypeError(f"{text} cannot be copied") from error
 
 
 def _state(iterator: Any) -> object:
