@@ -7,14 +7,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from fusepass import measure
 from fusepass.api.lowered import compiled_for
@@ -82,7 +80,7 @@ def _groups(
         group = found.setdefault(key, _Group(number, data))
         group.calls.append(call)
         if data["outputs"] != group.signature["outputs"]:
-            _refuse("the model returns numbers that depend on them")
+            raise _refusal("the model returns numbers that depend on them")
     wanted = [group for group in found.values() if any(group.open)]
     if not wanted:
         raise ValueError(
@@ -90,9 +88,9 @@ def _groups(
         )
     for group in wanted:
         if group.signature["written"]:
-            _refuse("the model writes to its inputs or statistics")
+            raise _refusal("the model writes to its inputs or statistics")
         if group.signature["autocast"]:
-            _refuse("it is called under autocast")
+            raise _refusal("it is called under autocast")
     return wanted
 
 
@@ -103,8 +101,8 @@ class _Silent(FallbackCounter):
         pass
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise ArtifactError(
+def _refusal(reason: str) -> ArtifactError:
+    return ArtifactError(
         f"no sizes can be left open: {reason}; save it without dynamic=True, with an example of each size"
     )
 
@@ -252,15 +250,16 @@ def _exported(model: nn.Module, group: _Group) -> ExportedProgram:
     try:
         with torch.no_grad():
             return torch.export.export(_Flat(model, call), tuple(tensors), dynamic_shapes=(shapes,), strict=False)
-    except (UserError, ConstraintViolationError, ValueError) as error:
-        _refuse(f"torch.export says: {next(iter(str(error).splitlines()), type(error).__name__)}")
+    except Exception as error:  # of many kinds: SymPy's, too
+        said = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise _refusal(f"torch.export says {type(error).__name__}: {said.strip()}") from error
 
 
 def _graph(program: ExportedProgram, names: Mapping[str, str]) -> tuple[fx.GraphModule, list[str], list[torch.Tensor]]:
     """The graph of `program` as a function of tensors of the model, other constants and the call's tensors; the names of the
     first, and the second."""
     if any(each.kind is not OutputKind.USER_OUTPUT for each in program.graph_signature.output_specs):
-        _refuse("the model writes to its tensors")
+        raise _refusal("the model writes to its tensors")
     own, constants, given = dict[fx.Node, str](), dict[fx.Node, torch.Tensor](), list[fx.Node]()
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -274,7 +273,7 @@ def _graph(program: ExportedProgram, names: Mapping[str, str]) -> tuple[fx.Graph
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[node] = program.constants[str(spec.target)]
         else:
-            _refuse(f"{spec.target} is no tensor")
+            raise _refusal(f"{spec.target} is no tensor")
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in (*own, *constants, *given):
         copies[node] = graph.placeholder(node.name)
