@@ -10,5 +10,5 @@ import fusepass
 net = fusepass.load(sys.argv[1])
 with torch.inference_mode():
     for line in sys.stdin:
-        rows = torch.tensor(json.loads(line))
+        rows = torch.tensor(json.loads(line), dtype=torch.float32)
         print(json.dumps(net(torch.atleast_2d(rows)).tolist()), flush=True)
