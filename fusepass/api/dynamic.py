@@ -1,4 +1,11 @@
-"""Artifacts for sizes that are not known yet: a model's operators with open sizes, and libraries that serve many of them."""
+"""Artifacts for sizes that are not known yet: a model's operators with open sizes, and libraries that serve many of them.
+
+`torch.export` gives the operators and the conditions under which they are right, and both become data (`fusepass.artifact.sizes`). That graph is
+lowered at several sizes, the forms of the texts are kept (`fusepass.codegen.forms`), and each form is built once. A call of a new size
+(`fusepass.artifact.dynamic`) checks the conditions, lowers the same graph in the same way (`fusepass.api.lowered`), and looks its texts up among
+those forms. So nothing is concluded about a size that was not rendered: a library serves it only if it can become exactly the text of that size.
+Where none can, the region's operators run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ from fusepass.artifact import machine
 from fusepass.artifact.dynamic import Lowering, digest, facts_data
 from fusepass.artifact.graph import Constants, graph_data
 from fusepass.artifact.libraries import Libraries
-from fusepass.artifact.sizes import OpenSizes, Term, term_of
+from fusepass.artifact.sizes import OpenSizes, Term, names_in, term_of
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
@@ -289,11 +296,16 @@ def _sizes(program: ExportedProgram) -> dict[str, Any]:
     values = [node.meta["val"] for node, spec in specs if spec.kind is InputKind.USER_INPUT]
     shapes = [[_term(size) for size in value.shape] for value in values]
     known = values[0].fake_mode.shape_env
+    conditions = [term_of(known.replace(guard.expr)) for guard in known.guards]
+    terms = [*(term for shape in shapes for term in shape), *conditions]
+    unknown = set().union(*map(names_in, terms)) - {term for term in terms if isinstance(term, str)}
+    if unknown:
+        raise _refusal(f"they follow from {', '.join(sorted(unknown))}, which is the size of no tensor")
     ends = {str(name): (each.lower, each.upper) for name, each in program.range_constraints.items()}
     return {
         "shapes": shapes,
         "ranges": {name: [int(end) if end.is_Integer else None for end in pair] for name, pair in ends.items()},
-        "conditions": [term_of(known.replace(guard.expr)) for guard in known.guards],
+        "conditions": conditions,
     }
 
 

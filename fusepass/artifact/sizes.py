@@ -66,6 +66,13 @@ def value_of(term: Term, sizes: Mapping[str, int]) -> Any:
     return sizes[term] if isinstance(term, str) else term
 
 
+def names_in(term: Term) -> set[str]:
+    """The open sizes in `term`."""
+    if isinstance(term, list):
+        return set().union(*map(names_in, term[1:]))
+    return {term} if isinstance(term, str) else set()
+
+
 @dataclass(frozen=True)
 class OpenSizes:
     """The sizes of the tensors of a call, some of them open.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fusepass
 from fusepass.artifact import module as artifact_module
-from fusepass.artifact.sizes import OpenSizes
+from fusepass.artifact.sizes import OpenSizes, names_in
 from fusepass.errors import ArtifactError, FusepassWarning
 from tests.support.layout import ROOT
 
@@ -270,3 +270,8 @@ def test_open_sizes(shapes: list[tuple[int, ...]], told: str | None) -> None:
     found = OpenSizes([["s0", ["Mul", 2, "s0"]], ["s0"]], {"s0": ends}, [["Equality", ["Mod", "s0", 2], 0]])
     problem = found.problem(["x", "y"], shapes)
     assert problem is None if told is None else problem is not None and told in problem
+
+
+def test_the_names_in_a_term() -> None:
+    assert names_in(["Add", 1, ["Mul", "s0", "s1"], "s0"]) == {"s0", "s1"}
+    assert names_in(3) == set()
