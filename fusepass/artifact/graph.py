@@ -17,7 +17,12 @@ from fusepass.codegen.plain import UNKNOWN, decode, encode
 from fusepass.errors import ArtifactError
 from fusepass.runtime.operators import cast_all
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "cast_all": cast_all}
+_OF_SIZES = ("add", "floordiv", "ge", "le", "mod", "mul", "neg", "sub")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "cast_all": cast_all,
+    **{name: getattr(operator, name) for name in _OF_SIZES},
+}
 """What graphs call beside registered operators, by name."""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}

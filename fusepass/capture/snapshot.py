@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import copy
 import itertools
+import sys
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -61,7 +63,7 @@ class Snapshot:
                 _restore(place, before)
         for container, key, label, iterator, copied in self._iterators:
             _methods(container).__setitem__(container, key, iterator)
-            if iterator.__reduce__() != copied.__reduce__():
+            if _state(iterator) != _state(copied):
                 changes.append(Change(label))
         return min(changes, key=lambda change: change.followed, default=None)
 
@@ -73,9 +75,36 @@ def _stood_in(place: Place) -> Iterator[tuple[MutableMapping[Any, Any], Any, str
         methods = _methods(container)
         for key, entry in list(methods.items(container)):
             if isinstance(entry, _ITERATORS):
-                copied = copy.copy(entry)
+                copied = _continued(entry)
                 methods.__setitem__(container, key, copied)
                 yield container, key, place.label_of(key), entry, copied
+
+
+def _continued(iterator: Any) -> Any:
+    """Another iterator that goes on as this one does.
+
+    Raises:
+        TypeError: there is no telling how it goes on.
+    """
+    told = type(iterator) is itertools.count and sys.version_info >= (3, 14)  # which copies none
+    return _count_as_told(repr(iterator)) if told else copy.copy(iterator)
+
+
+def _count_as_told(text: str) -> itertools.count[Any]:
+    """The count with this ``repr``.
+
+    Raises:
+        TypeError: it counts by other numbers than Python's own.
+    """
+    try:
+        return itertools.count(*ast.literal_eval(f"({text[len('count(') : -1]},)"))
+    except (ValueError, SyntaxError) as error:
+        raise TypeError(f"{text} cannot be copied") from error
+
+
+def _state(iterator: Any) -> object:
+    """Equal for iterators that go on alike."""
+    return repr(iterator) if type(iterator) is itertools.count else iterator.__reduce__()
 
 
 def _places_around(model: nn.Module, seen: set[int]) -> Iterator[Place]:

@@ -191,7 +191,7 @@ def compile_graph(
     tell("partition")
     with clock.stage("partition"):
         parts = partition(graph, lists=find_lists(graph.graph) if lists else ())
-    if parts.regions and current().jobs >= _PLENTY:
+    if parts.regions and current().jobs >= _PLENTY and not build.is_given():
         fast_path.begin()
     works, fused, layouts = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
@@ -271,7 +271,8 @@ def compile_graph(
             return regions[only[0]].launcher(always_tuple=True), only[1]
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
 
-    fast_path.begin()  # behind the builds and trials that the call waits for
+    if not build.is_given():
+        fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
     return CompiledGraph(
         graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, saved, report, counter

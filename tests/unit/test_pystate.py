@@ -7,6 +7,7 @@ import collections
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.capture.snapshot import _count_as_told
 from fusepass.capture.trace import Captured, CaptureFailure, capture
 from fusepass.guards.pystate import PythonState
 from fusepass.report.report import CaptureRoute
@@ -153,6 +155,16 @@ def test_iterators_that_forward_takes_from_are_put_back(make: Callable[[], Any])
 
 
 @torch.no_grad()
+def test_a_count_says_how_it_goes_on() -> None:
+    """From Python 3.14 on that is all that there is of it."""
+    for count in (itertools.count(5), itertools.count(5, 2), itertools.count(-1.5, 0.25), itertools.count(2**70, -1)):
+        next(count)
+        told = _count_as_told(repr(count))
+        assert [next(told) for _ in range(3)] == [next(count) for _ in range(3)]
+    with pytest.raises(TypeError, match="cannot be copied"):
+        _count_as_told(repr(itertools.count(Fraction(1, 3))))
+
+
 def test_an_iterator_that_is_only_held_is_in_no_way() -> None:
     model = Holds(itertools.count(1), lambda held: 2.0)
     held = model.held
