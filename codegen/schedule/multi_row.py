@@ -10,7 +10,6 @@ from __future__ import annotations
 from math import lcm
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Load, ReduceOp
 from fusepass.codegen.ir.index import Axis
@@ -104,19 +103,18 @@ def _may_ring(side: Shape) -> bool:
     if any(each.op is ReduceOp.SOFTMAX or each.dtype is DType.F64 for each in side.kernel.reductions):
         return False
     aligned = {access.buffer for access in side.accesses if access.aligned}
-    kept = kept_in_memory(side.kernel, Dataflow())
     whole = (
         isinstance(each.node, Load)
         and each.node.buffer in aligned
         and each.node.dtype.nbytes * lane.size == ACCESS
         and is_vector(split_index(each.node.index, axis, lane), axis, lane)
-        for each in kept
+        for each in side.kept
     )
-    return bool(kept) and side.rows % lane.size == 0 and all(whole)
+    return bool(side.kept) and side.rows % lane.size == 0 and all(whole)
 
 
 def _width(side: Shape) -> int:
-    return ACCESS // min((each.node.dtype.nbytes for each in kept_in_memory(side.kernel, Dataflow())), default=ACCESS)
+    return ACCESS // min((each.node.dtype.nbytes for each in side.kept), default=ACCESS)
 
 
 def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> Columns | None:
@@ -135,7 +133,7 @@ def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> C
     if threads < max(_LEAST_THREADS, strip) or ceil(members, threads // strip) > _LOOKS:
         return None
     states = _shared(kernel, positions, strip, groups // together, threads)
-    kept = sum(each.node.dtype.nbytes for each in kept_in_memory(kernel, Dataflow())) * width
+    kept = sum(each.node.dtype.nbytes for each in side.kept) * width
     place = AT_ONCE * threads * kept
     places, iterations = (facts.shared_bytes_per_block - states) // place, ceil(part, AT_ONCE * groups)
     # Four places for a team's states are enough while nobody is further ahead.
