@@ -27,5 +27,5 @@ def with_gradients(
         # Dynamo is to look neither into the compiler, which may be called as late as in backward, nor into what it gives.
         return disable(disable(bw_compiler)(*args, **kwargs))
 
-    call: Callable[..., Any] = disable(aot_module_simplified(graph, inputs, bw_compiler=compile_backward, **options))  # type: ignore[arg-type]
+    call: Callable[..., Any] = disable(aot_module_simplified(graph, inputs, bw_compiler=compile_backward, **options))
     return call
