@@ -21,7 +21,6 @@ from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_cou
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
@@ -279,7 +278,7 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles, self.rows = plan, tiles, rows
         self.high = plan.high if isinstance(plan, MultistageSchedule) else 1
-        self.iterations = plan.iterations if isinstance(plan, ChunkSchedule | RegisterStationarySchedule) else 1
+        self.iterations = plan.iterations if isinstance(plan, ChunkSchedule) else 1
         self.warp_channels = self.iterations * plan.rows * ROWS
         self.stride, self.teams = plan.takers, plan.teams if isinstance(plan, ChunkSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
@@ -292,8 +291,8 @@ class PositionStates(PartialStores):
         c = self.c
         on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
         place = on.block_warps * ROWS * on.staged_pitch
-        if isinstance(self.plan, SparseSchedule):  # rooms are where the tile is
-            place = -(self.plan.room_floats + self.plan.found_bytes // 4)
+        if isinstance(self.plan, RegisterStationarySchedule):  # rooms are where the tile is
+            place = -(on.state_floats + self.plan.found_bytes // 4)
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
             kind = state_type(reduction)
