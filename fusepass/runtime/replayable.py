@@ -19,7 +19,14 @@ _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
 _MOST_BYTES = 256 << 20
 _MASKS = (torch.bool, torch.uint8)
 aten = torch.ops.aten
-_INDEXED = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
+_INDEXED = {
+    aten.index,
+    aten._unsafe_index,
+    aten.index_put,
+    aten.index_put_,
+    aten._unsafe_index_put,
+    aten._index_put_impl_,
+}
 
 
 def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, step: bool = False) -> str | None:
@@ -80,7 +87,9 @@ def _waits(node: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     if torch.Tag.data_dependent_output in tags:
         return True
-    if getattr(node.target, "overloadpacket", None) in _INDEXED:  # only by a mask is it not known how many elements are meant
+    if (
+        getattr(node.target, "overloadpacket", None) in _INDEXED
+    ):  # only by a mask is it not known how many elements are meant
         return any(isinstance(place, fx.Node) and place.meta["val"].dtype in _MASKS for place in node.args[1])  # type: ignore[union-attr]
     return torch.Tag.dynamic_output_shape in tags
 

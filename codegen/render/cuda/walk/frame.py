@@ -17,8 +17,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Reduct
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role, Store
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
-from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
-from fusepass.codegen.render.cuda.walk.tile import Arranged, Tile
+from fusepass.codegen.render.cuda.walk.tile import Arranged, OutputTilePlace, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import Constant, Identifiers, block

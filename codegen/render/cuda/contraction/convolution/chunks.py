@@ -13,6 +13,7 @@ from fusepass.codegen.ir.convolution import HALVES, ROWS, few_halves, halves_of_
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.render.cuda.contraction.convolution.laid_out import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
@@ -21,7 +22,6 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     dot,
     table,
 )
-from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.loops import UNROLL
 from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.spelling import C_TYPES, block, either

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
-from fusepass.codegen.render.cuda.contraction.convolution.along import Along
+from fusepass.codegen.render.cuda.contraction.convolution.laid_out import Along, pairs, store_neighbours, takes_pairs
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     Sums,
     TileWriter,
@@ -21,7 +21,6 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     quotient,
     store_own,
 )
-from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs, store_neighbours, takes_pairs
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
@@ -104,19 +103,19 @@ class ConvolutionWriter(TileWriter):
         yield from sums.over_rows([*lines, *(self.states.add() if self.states else ())])
 
     def _pairs(self, sums: Sums) -> Iterable[str]:
-        """The same for two neighbours at a time; see `cuda.contraction.convolution.pairs`."""
+        """The same for two neighbours at a time."""
         lines = self._repaired(sums)
         if self.states:
             lines = [*self.over_positions(sums, []), *lines]
         yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll, sums.height)])
 
     def vectors(self, sums: Sums, width: int) -> Iterable[str]:
-        """The same for `width` neighbours; see `cuda.contraction.convolution.neighbours`."""
+        """The same for `width` neighbours."""
         stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
         yield from self._over_rows(sums, [*self._repaired(sums), *stored])
 
     def along(self, sums: Sums, width: int) -> Iterable[str]:
-        """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.along`."""
+        """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.laid_out`."""
         along = Along(self, sums.group, sums.covered)
         yield from along.begin()
         yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
