@@ -25,14 +25,9 @@ _CHAIN = 5  # products in a row where accuracy is wanted: tensor cores round the
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring taps of a channel, of which those of a step that are none are None.
-
-    Attributes:
-        place: where its places begin, from that of a position's column.
-    """
+    """Neighbouring taps of a channel, of which those of a step that are none are None."""
 
     channel: int
-    place: int
     taps: tuple[int | None, ...]
 
 
@@ -41,12 +36,14 @@ class Places:
     """How a tile's places lie in shared memory.
 
     Attributes:
+        steps: where those of each step's first run begin, from that of a position's column.
         width: of them in a row of a tile.
         deeper: from a run of a step to the next one.
         shift: where, in a row of the tile as it is fetched, the first place's numbers begin.
         slack: of them behind all others, which are read and multiplied by zero.
     """
 
+    steps: tuple[int, ...]
     width: int
     deeper: int
     shift: int
@@ -59,7 +56,7 @@ class RegisterStationarySchedule(HalvedLaunch):
 
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
-        runs: those of each step, `Places.deeper` apart.
+        runs: those of each step, whose places lie `Places.deeper` apart.
         places: how they lie in a tile.
         lines: groups of 8 columns that are multiplied at once: neighbours along the last axis but one, or the last where there is no other.
     """

@@ -67,7 +67,7 @@ def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[R
         return
     (phase,) = phases_of(kernel, program)
     steps = _Steps.of(phase, program.buffer(anchor.source).shape[1])
-    if 4 * anchor.parts * len(steps.met) > MOST_REGISTER_STATIONARY:
+    if 4 * anchor.parts * len(steps.runs) > MOST_REGISTER_STATIONARY:
         return
     for tile, lines in _tile_shapes(sizes[2:]):
         on = _tiles(kernel, program, steps, tile)
@@ -100,13 +100,15 @@ class _Steps:
     Attributes:
         offsets: of the taps of runs, along each of these axes; along the last those of their first ones.
         axis: along which the runs of a step are neighbours.
-        met: for each run of each step, its place in the grid, and its taps.
+        runs: `RegisterStationarySchedule.runs`.
+        firsts: for each step, the place in the grid of its first run.
     """
 
     phase: Phase
     offsets: tuple[tuple[int, ...], ...]
     axis: int
-    met: tuple[tuple[tuple[tuple[int, ...], tuple[int | None, ...]], ...], ...]
+    runs: tuple[tuple[Run, ...], ...]
+    firsts: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, phase: Phase, channels: int) -> _Steps:
@@ -127,14 +129,15 @@ class _Steps:
             return tuple(numbers.get((*others, first + k)) for k in range(NEIGHBOURS))
 
         none: tuple[None, ...] = (None,) * NEIGHBOURS
-        met = []
+        runs, firsts = list[tuple[Run, ...]](), list[tuple[int, ...]]()
         for others in itertools.product(*(range(count) for number, count in enumerate(counts) if number != axis)):
             for first in range(0, counts[axis], STEP_RUNS):
                 # Of too few runs the last ones are none; what a step before has is multiplied by zero.
                 begin = max(min(first, counts[axis] - STEP_RUNS), 0)
                 ats = [(*others[:axis], begin + k, *others[axis:]) for k in range(STEP_RUNS)]
-                met.append(tuple((at, taps(at) if first <= at[axis] < counts[axis] else none) for at in ats))
-        return cls(phase, offsets, axis, tuple(met))
+                runs.append(tuple(Run(at[0], taps(at) if first <= at[axis] < counts[axis] else none) for at in ats))
+                firsts.append(ats[0])
+        return cls(phase, offsets, axis, tuple(runs), tuple(firsts))
 
     def strides(self, on: Tiles) -> list[int]:
         """Places of a tile from an offset to the next one, along each axis of the grid."""
@@ -158,26 +161,15 @@ class _Steps:
 
     def places(self, on: Tiles) -> Places:
         """`RegisterStationarySchedule.places`."""
-        deeper = self.deeper(on)
+        deeper, strides, origin = self.deeper(on), self.strides(on), (0, *on.origin[:-1])
+
+        def place(at: tuple[int, ...]) -> int:
+            *outer, last = at
+            along = zip(self.offsets, outer, origin, strides, strict=False)
+            return sum((offsets[i] - low) * stride for offsets, i, low, stride in along) + last
+
         slack = max(STEP_RUNS - len(self.offsets[self.axis]), 0) * deeper
-        return Places(self.width(on), deeper, self.shift(on), slack)
-
-    def runs(self, on: Tiles) -> tuple[tuple[Run, ...], ...]:
-        """`RegisterStationarySchedule.runs`."""
-        deeper, strides = self.deeper(on), self.strides(on)
-        origin = (0, *on.origin[:-1])
-
-        def run(at: tuple[int, ...], taps: tuple[int | None, ...], first: tuple[int, ...], number: int) -> Run:
-            *outer, last = first
-            places = (
-                (along[i] - low) * stride
-                for along, i, low, stride in zip(self.offsets, outer, origin, strides, strict=False)
-            )
-            return Run(at[0], sum(places) + last + number * deeper, taps)
-
-        return tuple(
-            tuple(run(at, taps, step[0][0], number) for number, (at, taps) in enumerate(step)) for step in self.met
-        )
+        return Places(tuple(map(place, self.firsts)), self.width(on), deeper, self.shift(on), slack)
 
 
 def _tiles(kernel: Kernel, program: Program, steps: _Steps, tile: tuple[int, ...]) -> Tiles:
@@ -201,7 +193,6 @@ def _candidates(
     kernel: Kernel, facts: DeviceFacts, on: Tiles, steps: _Steps, lines: int
 ) -> Iterator[RegisterStationarySchedule]:
     sizes = [axis.size for axis in dimensions(kernel)]
-    runs = steps.runs(on)
     for warps in (NEIGHBOURS, 2 * NEIGHBOURS):
         plan = RegisterStationarySchedule(
             on=replace(on, block_warps=warps, state_floats=state_floats(kernel, 1) * warps // WARPS),
@@ -209,7 +200,7 @@ def _candidates(
             iterations=1,
             parts=anchor_of(kernel).parts,
             channels=len(steps.offsets[0]),
-            runs=runs,
+            runs=steps.runs,
             places=steps.places(on),
             lines=lines,
             channel_blocks=ceil(sizes[1] / ROWS),

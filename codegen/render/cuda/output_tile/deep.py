@@ -14,7 +14,7 @@ from math import prod
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used
-from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies
+from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies, TileSequence
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
@@ -32,34 +32,16 @@ from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.errors import RenderError
 
 
-@dataclass(frozen=True)
-class Iterations:
-    """The iterations in which a block takes tiles: each of its parts has one at a time."""
+@dataclass(frozen=True, kw_only=True)
+class Iterations(TileSequence):
+    """The iterations in which a block takes tiles, for all `windows`: each of its parts has one at a time."""
 
-    frame: Frame
     windows: tuple[TileWindow, ...]
-    tiles: StagedWindows
 
     @property
     def plan(self) -> DeepTile:
         assert isinstance(self.frame.schedule, DeepTile)
         return self.frame.schedule
-
-    @property
-    def window(self) -> TileWindow:
-        return self.windows[0]
-
-    @property
-    def parts(self) -> int:
-        return self.plan.parts
-
-    @property
-    def places(self) -> int:
-        return STAGES
-
-    @property
-    def together(self) -> int:
-        return 1
 
     @property
     def apart(self) -> int:
@@ -184,7 +166,9 @@ class DeepTiles:
         assert isinstance(frame.schedule, DeepTile)
         self.frame, self.plan, self.windows = frame, frame.schedule, windows
         self.tiles = StagedWindows(frame)
-        self.iterations = Iterations(frame, windows, self.tiles)
+        self.iterations = Iterations(
+            frame, self.tiles, windows[0], places=STAGES, parts=self.plan.parts, windows=windows
+        )
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 

@@ -78,8 +78,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
 
     def _tables(self) -> Iterable[str]:
         where, weights = [], []
-        kernel = self.weight.shape[2:]
-        strides = [prod(kernel[axis + 1 :]) * self.each for axis in range(len(kernel))]
+        strides = [stride * self.each for stride in contiguous_strides(self.weight.shape[2:])]
         for phase in padded_places(self.plan):
             for first, second in zip(phase[::2], phase[1::2], strict=True):
                 where.append(first[0] | second[0] - first[0] << 16)
@@ -298,15 +297,10 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             *self.finite(f"{c.sums}[{self.phase}]", [self.phase]),
             *results,
         ]
-        if len(on.phases) > 1:
-            first, last = "0", str(plan.part)
-            if plan.phase_blocks > 1:
-                first, last = c.first_phase, f"{c.first_phase} + {plan.part}"
-            head = f"for (int {c.phase} = {first}; {c.phase} < {last}; {c.phase} += {on.pair})"
-            yield "#pragma unroll 1"
-            yield from block(head, lines)
-        else:
-            yield from lines
+        first, last = (
+            ("0", str(plan.part)) if plan.phase_blocks == 1 else (c.first_phase, f"{c.first_phase} + {plan.part}")
+        )
+        yield from self.over_phases(lines, first, last)
 
     @functools.cached_property
     def together(self) -> int:

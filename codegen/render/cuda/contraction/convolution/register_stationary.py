@@ -72,8 +72,7 @@ class RegisterStationaryWriter(PersistentWriter):
     def _tables(self) -> Iterable[str]:
         plan = self.plan
         *_, filled = halves_of_place(plan.channels, plan.parts)
-        kernel = self.weight.shape[2:]
-        strides = [prod(kernel[axis + 1 :]) * plan.parts * filled for axis in range(len(kernel))]
+        strides = [stride * plan.parts * filled for stride in contiguous_strides(self.weight.shape[2:])]
         (phase,) = plan.on.phases
         met = (
             self._met(run, warp, place)
@@ -85,8 +84,7 @@ class RegisterStationaryWriter(PersistentWriter):
         yield f"// For each pair of {self.anchor.name} its halves among the weights of an output channel; -1 for zero."
         yield from table(self.weights_name, found)
         yield "// Where what a step multiplies lies, in places, from that of the first column's."
-        steps = ", ".join(str(step[0].place) for step in plan.runs)
-        yield f"using {self.steps_name} = fp::Listed<{steps}>;"
+        yield f"using {self.steps_name} = fp::Listed<{', '.join(map(str, plan.places.steps))}>;"
 
     @staticmethod
     def _met(run: Run, warp: int, place: int) -> tuple[int, int] | None:

@@ -149,11 +149,7 @@ class SharedStationaryWriter(PersistentWriter):
             yield from self._results(results)
             return
         lines += [*([] if self.rounds else self.finite(results, [self.phase])), *self._results(results)]
-        if len(on.phases) > 1:
-            yield "#pragma unroll 1"
-            yield from block(f"for (int {c.phase} = 0; {c.phase} < {len(on.phases)}; {c.phase} += {on.pair})", lines)
-        else:
-            yield from lines
+        yield from self.over_phases(lines)
 
     @property
     def _sums(self) -> str:

@@ -210,6 +210,14 @@ class TileWriter:
             lines += own_sectors(on, self.anchor.spread[-1], self.c)
         return lines, " && ".join(conditions) or "true"
 
+    def over_phases(self, lines: Sequence[str], first: str = "0", last: str = "") -> list[str]:
+        """`lines` for each ``phase``, or several that are worked on together, from the `first` to before the `last`: for all, if nothing is said."""
+        if len(self.on.phases) == 1:
+            return list(lines)
+        phase = self.c.phase
+        head = f"for (int {phase} = {first}; {phase} < {last or len(self.on.phases)}; {phase} += {self.on.pair})"
+        return ["#pragma unroll 1", *block(head, lines)]
+
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
         starts = ["0"] * len(self.axes)
