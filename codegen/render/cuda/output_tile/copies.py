@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.output_tiles import TileWindow
 from fusepass.codegen.ir.staged_windows import ASYNCHRONOUS
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy, loop
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 
 
 @dataclass(frozen=True)

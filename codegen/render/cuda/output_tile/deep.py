@@ -15,11 +15,11 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used
 from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies, TileSequence
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Constant, block
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop
 from fusepass.codegen.schedule.deep import (
     STAGES,
     exchanged_bytes,
@@ -212,8 +212,7 @@ class DeepTiles:
         lines += block(more, [line for each in streams for line in each.begin(ahead)])
         lines += ["fp::end_copies();", *self._added(tile, weights)]
         lines += block(more, [line for each in streams for line in each.end(ahead)])
-        all_iterations = f"for (int {self._step} = 0; {self._step} < {iterations.steps}; ++{self._step})"
-        frame.top.lines += ["#pragma unroll 1", *block(all_iterations, lines)]
+        frame.top.lines += loop(self._step, iterations.steps, lines, ROLLED)
         if plan.parts > 1:
             frame.top.lines += self._together()
 

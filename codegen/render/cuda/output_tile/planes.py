@@ -14,11 +14,11 @@ from fusepass.codegen.ir.output_tiles import TileWindow, at_first, output_tile_w
 from fusepass.codegen.ir.planes import Planes
 from fusepass.codegen.render.cuda.output_tile.copies import TileCopies, TileSequence
 from fusepass.codegen.render.cuda.output_tile.sliding import Form, form_of
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, loop, times
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, times
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles, Target
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import ROLLED, block, loop
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.planes import STAGES, places
 from fusepass.errors import RenderError
@@ -140,8 +140,7 @@ class PlaneTiles(OutputTiles):
             older = [f"{old}[{k}] = {new}[{k}];" for old, new in zip(states[:0:-1], states[-2::-1], strict=True)]
             results += loop(k, form.way.states, [*older, f"{states[0]}[{k}] = {form.state}();"])
         body = [*top.lines[self._loop : self._results], *results]
-        head = f"for (int {self._iteration} = 0; {self._iteration} < {self._iterations}; ++{self._iteration})"
-        top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
+        top.lines[self._loop :] = loop(self._iteration, self._iterations, body, ROLLED)
 
     def _begun(self, copies: list[TileCopies], iteration: str) -> list[str]:
         """Begin the copies of all planes of an iteration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, prod
 
@@ -22,9 +22,9 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     dot,
     table,
 )
-from fusepass.codegen.render.cuda.contraction.loops import UNROLL
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place
-from fusepass.codegen.render.spelling import C_TYPES, block, either
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
     LONGEST_CHAIN,
@@ -50,6 +50,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
         self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
+        self.turns = Loop(self.c.turn, plan.iterations)
         self.packed = self.c.tile  # where a tile's halves lie
         if plan.iterations > 1:
             self.first_channel = self.c.turn_channel
@@ -143,7 +144,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             product = f"({c.first_product} + {product})"
         lines = [
             f"const int {c.column} = {column};",
-            f"const int {c.channel} = {self._iteration_channel(c.turn)} + {c.column}{f' % {own}' if columns > own else ''};",
+            f"const int {c.channel} = {self._turn_channel} + {c.column}{f' % {own}' if columns > own else ''};",
             f"const int {c.place} = {self.weights_name}[{product} * 2 + {c.i} / 16 % 2];",
             f"int {c.half} = {c.place} + {c.i} % 2 * 4;",
             f"bool {c.real} = {c.place} >= 0 && {c.channel} < {outs};",
@@ -168,26 +169,15 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         )
         yield "// weights, as they are multiplied"
         head = f"for (int {c.i} = threadIdx.x; {c.i} < {plan.iteration_bytes // 8}; {c.i} += {plan.threads})"
-        yield from self._in_iterations(block(head, lines))
+        yield from self.turns.over(block(head, lines), ROLLED)
 
-    def _iteration_channel(self, iteration: str) -> str:
-        """The first channel of an iteration."""
+    @property
+    def _turn_channel(self) -> str:
+        """The first channel of a ``turn``."""
         c = self.c
         return (
-            c.first_channel
-            if self.plan.iterations == 1
-            else f"{c.first_channel} + {iteration} * {ROWS * self.plan.rows}"
+            c.first_channel if self.plan.iterations == 1 else f"{c.first_channel} + {c.turn} * {ROWS * self.plan.rows}"
         )
-
-    def _in_iterations(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for each ``turn``."""
-        c = self.c
-        if self.plan.iterations == 1:
-            return list(lines)
-        return [
-            "#pragma unroll 1",
-            *block(f"for (int {c.turn} = 0; {c.turn} < {self.plan.iterations}; ++{c.turn})", lines),
-        ]
 
     # ---- products
 
@@ -256,13 +246,12 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             f"const uint64_t {c.inputs} = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
             *self._multiply(),
         ]
-        if plan.sets > 1:
-            lines = ["#pragma unroll 1", *block(f"for (int {c.set} = 0; {c.set} < {plan.sets}; ++{c.set})", lines)]
+        lines = Loop(c.set, plan.sets).over(lines, ROLLED)
         if self._own:
             lines = [*self._own.begin(), *lines, *self._own.end()]
         if plan.iterations > 1:  # around the sets, so that a thread loads the factors of its channels once
-            lines.insert(0, f"const int {c.turn_channel} = {self._iteration_channel(c.turn)};")
-        return self._in_iterations(lines)
+            lines.insert(0, f"const int {c.turn_channel} = {self._turn_channel};")
+        return self.turns.over(lines, ROLLED)
 
     def own_staging(self, sums: Sums) -> str:
         return self._staging(shared=True)
@@ -282,7 +271,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         plan, on = self.plan, self.on
         warp = f"{c.warp} % {plan.tile_warps}" if plan.teams > 1 else c.warp
         first = f"({c.set} * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
-        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        pragma = ROLLED if self._own else UNROLL  # of what is left to sums that are not finite
         sums = Sums(self._staging(), self.rows, plan.covered, first, tuple(repair(self)), pragma)
         if self.kernel.reduction_loops and self.anchor.column > 1:
             results = self.along(sums, plan.vector)

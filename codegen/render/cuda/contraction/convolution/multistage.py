@@ -18,13 +18,12 @@ from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_S
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import block, braces
+from fusepass.codegen.render.spelling import ROLLED, block, braces, loop
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
 
 FIELDS = 4  # numbers of a piece in the table of pieces
 SWAPS, LOADS, LAST = 1, 2, 4  # flags
-_ONCE = "#pragma unroll 1"
 
 
 class MultistageWriter(ConvolutionWriter):
@@ -50,7 +49,7 @@ class MultistageWriter(ConvolutionWriter):
         group = [
             f"float {c.sums}[{on.pair}]{self._sums()} = {{}};",
             f"bool {c.last};",
-            _ONCE,
+            ROLLED,
             *block("do", self._piece(), f"}} while (!{c.last});"),
             *self._results(),
         ]
@@ -290,8 +289,7 @@ class MultistageWriter(ConvolutionWriter):
             f"const float* const {c.near} = {c.mine} + {self.at_name}[{c.what}[0] + {c.s}];",
             *self.part.over(part),
         ]
-        yield _ONCE
-        yield from block(f"for (int {c.s} = 0; {c.s} < {c.what}[1]; ++{c.s})", one)
+        yield from loop(c.s, f"{c.what}[1]", one, ROLLED)
 
     def _multiply_together(self, weights: str) -> Iterable[str]:
         """The products of a piece whose weights begin at `weights`, by four warps together."""

@@ -20,7 +20,7 @@ from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held
 from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, coordinates, dot, table
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import block, either
+from fusepass.codegen.render.spelling import ROLLED, block, either, loop
 from fusepass.codegen.schedule_convolution.register_stationary import (
     NEIGHBOURS,
     PLACE_BYTES,
@@ -184,17 +184,15 @@ class RegisterStationaryWriter(PersistentWriter):
             *self._own.begin(),
             *either(
                 c.broken,
-                ["#pragma unroll 1", *block(sets, computed)],
-                ["#pragma unroll 1", *block(groups, multiplied)],
+                [ROLLED, *block(sets, computed)],
+                [ROLLED, *block(groups, multiplied)],
             ),
             *self._own.end(),
         ]
 
     def _computed(self) -> list[str]:
         """What is done with a warp's results that are computed by their definition."""
-        sums = Sums(
-            "", self.rows, self.plan.covered, f"{self.c.set} * {COLUMNS}", tuple(repair(self)), "#pragma unroll 1"
-        )
+        sums = Sums("", self.rows, self.plan.covered, f"{self.c.set} * {COLUMNS}", tuple(repair(self)), ROLLED)
         lines = list(self.epilogue(sums))
         if self.on.tile[-1] % (COLUMNS * GROUP) == 0:
             lines = [*self._skipped(self.group_coordinates(f"({self.c.set} * {COLUMNS})")), *lines]
@@ -256,9 +254,5 @@ class RegisterStationaryWriter(PersistentWriter):
             yield f"const unsigned {c.real} = {whole}, {c.every} = {whole};"
             return
         yield f"unsigned {c.real} = 0;"
-        yield "#pragma unroll"
-        yield from block(
-            f"for (int {c.t} = 0; {c.t} < {count}; ++{c.t})",
-            [f"{c.real} |= unsigned({' && '.join(conditions)}) << {c.t};"],
-        )
+        yield from loop(c.t, count, [f"{c.real} |= unsigned({' && '.join(conditions)}) << {c.t};"])
         yield f"const unsigned {c.every} = __any_sync(0xffffffffu, {c.real} != {whole}) ? ~{c.real} : {c.real};"
