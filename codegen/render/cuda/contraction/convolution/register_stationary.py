@@ -113,7 +113,7 @@ class RegisterStationaryWriter(PersistentWriter):
         yield from kept_scales(self, plan, f"reinterpret_cast<float*>({c.pool} + {states})")
 
     def _fetch_weights(self) -> Iterable[str]:
-        """Weights as `multiply_tile` takes them, which threads have before the first tile comes."""
+        """Weights as `fp::multiply_sparse` takes them; threads have them before the first tile comes."""
         c = self.c
         plan, outs = self.plan, self.sizes[1]
         *_, filled = halves_of_place(plan.channels, plan.parts)
@@ -131,13 +131,13 @@ class RegisterStationaryWriter(PersistentWriter):
             f"const fp::half {c.two} = {c.channel} < {outs} && {c.second} >= 0 ? {c.from_}[{c.second}] : {c.none};",
             f"reinterpret_cast<unsigned*>({c.weights})[{c.i}] = fp::two_halves({c.one}, {c.two});",
         ]
-        own = f"{c.weights} + {c.warp} % {NEIGHBOURS} * {plan.weight_bytes // NEIGHBOURS}"
+        of_warp = f"{c.weights} + {c.warp} % {NEIGHBOURS} * {plan.weight_bytes // NEIGHBOURS}"
         yield "// weights, as they are multiplied"
         head = f"for (int {c.i} = threadIdx.x; {c.i} < {plan.weight_bytes // 4}; {c.i} += {plan.threads})"
         yield from block(head, lines)
         yield "__syncthreads();"
         yield f"fp::HeldWeights<{plan.steps}, {plan.parts}> {c.held};"
-        yield f"{c.held}.load({own});"
+        yield f"{c.held}.load({of_warp});"
         yield "__syncthreads();"
         yield f"const uint32_t {c.pattern} = fp::sparse_pattern({c.warp} % {NEIGHBOURS});"
 
