@@ -625,17 +625,10 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for across in Across
     },
     **{
-        f"convolution {name}, {precision.value}, held halves": functools.partial(
-            generated, replace(CASES[name], precision=precision, halves=True, held=True)
-        )
-        for name in ("2d", "3d")
-        for precision in Precision
-    },
-    **{
         f"convolution 3d, {across.value}, held halves": functools.partial(
             generated_pooling, replace(CASES["3d"], halves=True, held=True), across
         )
-        for across in (Across.EACH, Across.LAYER)
+        for across in (Across.EACH, Across.ALL)
     },
     **{
         f"convolution {name}, products of halves": functools.partial(
