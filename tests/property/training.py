@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -115,10 +116,21 @@ STEPS = (
 )
 
 
+def _unread(model: Model) -> list[str]:
+    """Values that are part of no other: each has a gradient then, as far as it can have one."""
+    found = [made for line in model.lines if (made := re.search(r"\b(v\d*) = (.*)", line))]
+    read = {name for made in found for name in re.findall(r"\bv\d*\b", made[2])}
+    return [made[1] for made in found if made[1] not in read]
+
+
 @st.composite
 def trained_models(draw: st.DrawFn, large: bool = False) -> Model:
-    """Models without marks, of steps in which gradients differ from values; a third of those in float32 runs under autocast, from some line on."""
-    model = draw(random_models.models(8, large, STEPS))
+    """Models without marks, of steps in which gradients differ from values, that return all that they make and do not read.
+
+    A third of those in float32 runs under autocast, from some line on.
+    """
+    model = draw(random_models.models(8, large, STEPS, least_steps=3))
+    model = replace(model, results=[*_unread(model), *model.results[1:]])
     narrow = draw(st.sampled_from(["bfloat16", "bfloat16", "float16", *6 * [None]]))
     if model.dtype is torch.float32 and narrow is not None:
         context = f"with torch.autocast(x0.device.type, torch.{narrow})"
