@@ -24,6 +24,7 @@ from fusepass.autotune.work import Work
 from fusepass.codegen.detect import taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.lowering import activations
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.search import space
@@ -101,6 +102,7 @@ def _fused(graph: fx.GraphModule, chance: random.Random, facts: DeviceFacts) -> 
         mock.patch.object(schedules, "times_are_taken", return_value=True),
         mock.patch.object(space, "rounds_to_tf32", return_value=False),  # nor do operators that run here
         mock.patch.object(pipeline, "updates_of", return_value={}),  # writes stay where they are
+        mock.patch.object(activations, "_FLOAT32_SIXTH", 1 / 6),  # of float64, which a CPU divides by six
     ):
         works, _ = pipeline.generated(owner, regions, Forms(), exact=True)
     ways = {work.region.name: Edges(tuple(work.arguments), work.region.outputs) for work in works}
