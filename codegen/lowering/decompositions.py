@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
@@ -32,6 +33,16 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     return loss, is_target.to(x.dtype).reshape(target.shape)
 
 
+FLOAT32_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()
+
+
+@pw_cast_for_opmath
+def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    """A sixth of `gradient` where `x` is between the bends. PyTorch's kernels round a sixth to float32, for float64, too; its decomposition does not."""
+    return torch.where((x > -3.0) & (x < 3.0), gradient * FLOAT32_SIXTH, 0.0)
+
+
 CORRECTED: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.hardsigmoid_backward.default: _hardsigmoid_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
 }

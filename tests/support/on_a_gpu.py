@@ -102,7 +102,7 @@ def _fused(graph: fx.GraphModule, chance: random.Random, facts: DeviceFacts) -> 
         mock.patch.object(schedules, "times_are_taken", return_value=True),
         mock.patch.object(space, "rounds_to_tf32", return_value=False),  # nor do operators that run here
         mock.patch.object(pipeline, "updates_of", return_value={}),  # writes stay where they are
-        mock.patch.object(activations, "_FLOAT32_SIXTH", 1 / 6),  # of float64, which a CPU divides by six
+        mock.patch.object(activations, "FLOAT32_SIXTH", 1 / 6),  # of float64, which a CPU divides by six
     ):
         works, _ = pipeline.generated(owner, regions, Forms(), exact=True)
     ways = {work.region.name: Edges(tuple(work.arguments), work.region.outputs) for work in works}
