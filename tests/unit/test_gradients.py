@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import CONVERSION_TARGET
+from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.search.space import anchor_formats, search_space
@@ -45,6 +46,17 @@ GEOMETRIES = {
     "groups": ((2,), (0,), (1,), 0, 2),
     "depthwise": ((1,), (1,), (1,), 0, 4),
 }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_of_binary_cross_entropy_at_its_ends(reduction: int, weighted: bool) -> None:
+    """Where probabilities are 0 or 1, what is divided by is a number that PyTorch's kernels round to float32."""
+    x, target = torch.tensor([0.0, 1.0, 0.3, 1e-13], dtype=torch.float64), torch.tensor([0.5, 0.0, 1.0, 1.0]).double()
+    gradient = torch.randn(x.shape if reduction == 0 else ()).double()
+    given = (gradient, x, target, target + 0.3 if weighted else None, reduction)
+    backward = aten.binary_cross_entropy_backward.default
+    torch.testing.assert_close(CORRECTED[backward](*given), backward(*given), rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
