@@ -1,8 +1,9 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
-Everything comes from ``benchmarks/results/h200.json``, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of
-``--group chains``, ``--group single``, ``--group networks`` and ``--drawn``, or some of these, which lie beside it. Lines name
-the device, where it is another one. A ``note`` in a file says what its numbers do not show.
+Networks come from ``benchmarks/results/h200_public.json``, what ``benchmarks/gpu_networks.py --json`` writes. All else comes from ``h200.json``
+beside it, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of ``--group chains``, ``--group single``, ``--group networks``
+and ``--drawn``, or some of these. Lines name the device, where it is another one. A ``note`` in a file says what its numbers do not show; that of
+the networks is told.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks import figures
+from benchmarks.gpu_networks import Result
 from benchmarks.implementations import RIVALS, Implementation
+from benchmarks.public import INFERENCE
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
+NETWORKS = RUN.with_name("h200_public.json")
 GROUPS = {
     RUN.with_name("h200_chains.json"): "chains and blocks (`--group chains`)",
     RUN.with_name("h200_single.json"): "single operators and losses (`--group single`)",
@@ -38,30 +42,23 @@ def block() -> str:
     rows: list[dict[str, Any]] = run["rows"]
     mission = [row for row in rows if row["group"] == "mission"]
     others = [row for row in rows if row["group"] != "mission"]
-    timed = _timed(rows)
-    means = [_mean(mission, rival) for rival in RIVALS]
-    devices = run.get("devices", 1)
     groups = {path: _read(path) for path in GROUPS if path.exists()}
     lines = [
-        f"On {'one' if devices == 1 else devices} {run['device']} (torch {run['torch']}), side by side on commit {run['commit']}: medians in milliseconds.",
-        "Modules as built (training mode), under `no_grad`, default flags.",
-        f"torch.compile is in {'the faster of its modes' if 'autotune' in timed else 'its default mode'}.",
+        *_networks(_read(NETWORKS)),
         "",
-        f"| model | {' | '.join(_NAMES[way] for way in timed)} | {' | '.join(f'x {rival}' for rival in RIVALS)} |",
-        "|---" * (1 + len(timed) + len(RIVALS)) + "|",
-        *(_table_row(row, timed) for row in mission),
-        f"| geometric mean |{' |' * len(timed)} {' | '.join(means)} |",
+        "The same for modules as built (training mode), default flags:",
         "",
         "| workloads | | x eager | x torch.compile | commit |",
         "|---|---|---|---|---|",
+        _means_row("models of fused operators (`--group mission`)", mission, run),
         _means_row("others of `benchmarks/workloads.py`", others, run),
         _means_row("convolutions among these", [row for row in others if "conv" in row["workload"]], run),
         *(_means_row(what, groups[path]["rows"], groups[path]) for path, what in GROUPS.items() if path in groups),
         "",
-        *(["In all but the first file torch.compile is in its default mode."] * ("autotune" in timed)),
+        *(["In the first lines' file torch.compile has max-autotune, too."] * ("autotune" in _timed(rows))),
         *_slower([run, *groups.values()]),
         *_wrong(rows),
-        *(line for each in (run, *groups.values()) for line in textwrap.wrap(each.get("note", ""), 120)),
+        "Notes in `benchmarks/results` say what these numbers do not show.",
         "",
         "Each bar is the share of the hardware limit:",
         "",
@@ -113,10 +110,29 @@ def _mean(rows: Iterable[dict[str, Any]], rival: str) -> str:
     return f"{geometric_mean(ratios):.2f}" if ratios else "-"
 
 
-def _table_row(row: dict[str, Any], timed: Sequence[str]) -> str:
-    times = " | ".join(f"{time:.3f}" if (time := _ms(row, way)) else "-" for way in timed)
-    ratios = " | ".join(f"{ratio:.2f}" if (ratio := _ratio(row, rival)) else "-" for rival in RIVALS)
-    return f"| {row['workload']} | {times} | {ratios} |"
+def _networks(run: dict[str, Any]) -> list[str]:
+    """The table of public networks."""
+    inputs = {each.name: each for each in INFERENCE}
+    table, ratios = [], []
+    for row in run["rows"]:
+        if (best := Result(**row).over) is None:
+            continue
+        taken, network = row["milliseconds"], inputs[row["name"]]
+        eager, own = taken["eager"], taken["fusepass"]
+        ratios.append(best)
+        shape = "x".join(map(str, network.shape))
+        times = " | ".join(f"{time:.2f}" for time in (eager, best * own, own))
+        table.append(f"| {network.name} {shape} | {times} | {best:.2f} |")
+    return [
+        f"On one {run['device']} (torch {run['torch']}), side by side on commit {run['commit']}: medians in milliseconds, L2 flushed, `no_grad`.",
+        "Networks of torchvision, timm and transformers in 16 bits, random weights. torch.compile is the faster of default and reduce-overhead.",
+        "",
+        "| network | eager | torch.compile | fusepass | x torch.compile |",
+        "|---|---|---|---|---|",
+        *table,
+        f"| geometric mean | | | | {geometric_mean(ratios):.2f} |",
+        *(["", *textwrap.wrap(run["note"], 120)] if run.get("note") else []),
+    ]
 
 
 def _means_row(what: str, rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:

@@ -44,6 +44,29 @@ _under_way: dict[str, threading.Event] = {}  # what is built, by key: set when t
 _compiling: set[str] = set()  # folders in which compilers run
 _NICENESS = 10  # of compilers beside the program: they have a tenth of the time of a processor that it wants as well
 _loaded: dict[Path, ctypes.CDLL] = {}
+_given: contextvars.ContextVar[Callable[[Source], Path | BuildError] | None]
+_given = contextvars.ContextVar("fusepass_given", default=None)  # what is asked in place of cache and compilers
+
+
+@contextlib.contextmanager
+def given(libraries: Callable[[Source], Path | BuildError]) -> Iterator[None]:
+    """Take what is built from `libraries` until the block ends, and run no compiler."""
+    token = _given.set(libraries)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def is_given() -> bool:
+    """Whether no compiler runs, as `given` says."""
+    return _given.get() is not None
+
+
+def name(library: ctypes.CDLL, path: Path) -> Path:
+    """Have `path`, where no file need be, stand for a library that is loaded already."""
+    _loaded[path] = library
+    return path
 
 
 def build(source: Source) -> Path:
@@ -63,6 +86,9 @@ def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
 
     Sources that differ in nothing but their name are built once.
     """
+    libraries = _given.get()
+    if libraries is not None:
+        return [libraries(source) for source in sources]
     keys = cache_keys(sources)
     wanted = {key: source for key, source in zip(keys, sources, strict=True) if isinstance(key, str)}
     results: dict[str, Path | BuildError] = {
@@ -77,6 +103,8 @@ def begin(source: Source) -> None:
 
     `build_all` waits for what is under way, builds what is not, and says what failed.
     """
+    if is_given():
+        return
     (key,) = cache_keys([source])
     try:
         if isinstance(key, BuildError) or cache.lookup(key) is not None or _no_compiler(source) is not None:

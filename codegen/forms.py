@@ -8,7 +8,7 @@ one is built. How many are built for a region is limited.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,14 +33,11 @@ class TooManyBuilds(Exception):
 
 @dataclass(frozen=True)
 class _Special:
-    """A program that has a library of its own."""
+    """A program that has a library of its own; None of what was saved."""
 
-    generated: Generated
+    generated: Generated | None
     round: int
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return _shapes(self.generated.outline)
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -50,17 +47,25 @@ class _Family:
     Attributes:
         special: the programs that have a library of their own, by its text.
         forms: the libraries that serve several sizes, by what their texts share; the most general one of each.
+        sources: of these, by the same, called with the sizes that were asked for last; only where `Forms.sources` may be asked for.
         same: numbers that every text so far has: model dimensions, most likely.
         built: libraries so far.
+        sealed: whether there are no more than these.
     """
 
     special: dict[str, _Special] = field(default_factory=dict)
     forms: dict[tuple[str, ...], Form] = field(default_factory=dict)
+    sources: dict[tuple[str, ...], Source] = field(default_factory=dict)
     same: frozenset[str] | None = None
     built: int = 0
+    sealed: bool = False
 
     def count_build(self, name: str) -> None:
         """One library more, if another may be built."""
+        if self.sealed:
+            raise TooManyBuilds(
+                f"the artifact has no library for {name} at these sizes; save it with an example of them, too"
+            )
         most = current().max_builds
         if self.built >= most:
             raise TooManyBuilds(f"{name} would need more than {most} libraries for its sizes (option max_builds)")
@@ -74,6 +79,9 @@ class OfOneSize(Exception):
 class Forms:
     """Shares builds among the signatures of one model. Threads may use it.
 
+    Args:
+        several: whether none but libraries for several sizes are of use, as those that come are not known.
+
     Attributes:
         choices: what was measured for libraries that serve several sizes, kept for those who measure.
         candidates: names of what was chosen for regions at the sizes so far, kept for those who choose.
@@ -81,8 +89,10 @@ class Forms:
         left_out: by their regions and bytes, which regions of whole graphs run as their own operators, and why.
     """
 
-    def __init__(self) -> None:
-        self._families: dict[tuple[object, ...], _Family] = {}
+    def __init__(self, *, several: bool = False) -> None:
+        self._families: dict[str, _Family] = {}
+        self._several = several
+        self._sealed = False
         self._round = 0
         self.choices: dict[tuple[str, int], Any] = {}
         self.chosen: dict[tuple[object, ...], str] = {}
@@ -93,8 +103,45 @@ class Forms:
 
     @property
     def knows_sizes(self) -> bool:
-        """Whether something was made of other sizes."""
-        return self._round > 0 or bool(self._later)
+        """Whether something was made of other sizes, or is to be."""
+        return self._several or self._round > 0 or bool(self._later)
+
+    def data(self) -> list[Any]:
+        """What `saved` makes the same libraries of, as JSON holds it."""
+        return [
+            [
+                key,
+                [[text, each.shapes] for text, each in family.special.items()],
+                [[form.pieces, form.literals, form.groups] for form in family.forms.values()],
+            ]
+            for key, family in self._families.items()
+        ]
+
+    @classmethod
+    def saved(cls, data: Sequence[Any]) -> Forms:
+        """The libraries of which `data` tells; no others are built."""
+        made = cls(several=True)
+        made._sealed = True
+        for key, special, forms in data:
+            family = made._families[key] = _Family(sealed=True, built=_COARSE_FROM)
+            for text, shapes in special:
+                family.special[text] = _Special(None, 0, tuple(map(tuple, shapes)))
+            for pieces, literals, groups in forms:
+                family.forms[tuple(pieces)] = Form(tuple(pieces), tuple(literals), tuple(groups))
+        return made
+
+    @property
+    def sources(self) -> list[Source]:
+        """Those of all libraries, where `several` are wanted: of a library for several sizes, called with some of them."""
+        families = list(self._families.values())
+        special = [each.generated for one in families for each in one.special.values() if each.generated]
+        own = [source for each in special for source in (each.source, each.unaligned())]
+        return own + [source for one in families for source in one.sources.values()]
+
+    @property
+    def sealed(self) -> bool:
+        """Whether no libraries are built."""
+        return self._sealed
 
     def next_round(self) -> None:
         """Another signature comes; what is generated in between belongs together."""
@@ -123,16 +170,18 @@ class Forms:
             family = self._family(generated, aligned=True)
             earlier = [each for each in family.special.values() if each.round < self._round]
             varies = bool(family.forms) or any(each.shapes != shapes for each in earlier)
-            reason = obstacle(generated.program) if varies else None
+            reason = obstacle(generated.program) if varies or self._several else None
             alike = any(each.shapes == shapes for each in family.special.values())
             if alike and generated.source.text in family.special:
                 return generated
             if varies and reason is None:
                 return self._general(family, generated)
-            if varies and any(kernel.reduces_over_rows for kernel in generated.program.kernels):
+            if reason and any(kernel.reduces_over_rows for kernel in generated.program.kernels):
                 raise OfOneSize(name)
+            if reason and self._several:
+                raise TooManyBuilds(f"{name} would need a library for each size: {reason}")
             family.count_build(name)
-            family.special[generated.source.text] = _Special(generated, self._round)
+            family.special[generated.source.text] = _Special(generated, self._round, shapes)
             # Else as it is: it knows its source, which takes long to render.
             return replace(generated, sizes=f"for these sizes alone: {reason}") if reason else generated
 
@@ -155,8 +204,8 @@ class Forms:
         program, facts = generated.outline, generated.facts
         kinds = ((b.role, b.dtype, len(b.shape)) for b in program.arguments)
         calls = tuple(call.target for call in program.calls)
-        key = (facts, program.name, program.inputs, *kinds, calls, aligned)
-        return self._families.setdefault(key, _Family())
+        key = repr((facts, program.name, program.inputs, *kinds, calls, aligned))
+        return self._families.setdefault(key, _Family(sealed=self._sealed))
 
     def _general(self, family: _Family, generated: Generated) -> Generated:
         source, generality = self._source(family, generated, aligned=True)
@@ -181,7 +230,10 @@ class Forms:
             assert values is not None  # it was made to become this text
         literals = frozenset(marked.literals)
         family.same = literals if family.same is None else family.same & literals
-        return form.source(rendered, values), level
+        source = form.source(rendered, values)
+        if self._several:
+            family.sources[marked.pieces] = source
+        return source, level
 
     def _first(self, family: _Family, generated: Generated, marked: Marked, *, aligned: bool) -> Form:
         """The form of a text unlike those of other sizes: what they have in common is taken for fixed."""
@@ -196,7 +248,7 @@ class Forms:
         """The general texts of programs with libraries of their own and other shapes."""
         shapes = _shapes(generated.outline)
         for each in family.special.values():
-            if each.shapes != shapes and obstacle(each.generated.program) is None:
+            if each.generated and each.shapes != shapes and obstacle(each.generated.program) is None:
                 yield Marked.of(render_general(each.generated.program, generated.facts, aligned=aligned).text)
 
 

@@ -156,6 +156,7 @@ def save(
     *,
     architectures: Sequence[str] | None = None,
     weights: bool = True,
+    dynamic: bool = False,
 ) -> None:
     """Write what `optimized` becomes for some calls to one file, which `load` runs without a compiler or the model's Python.
 
@@ -169,10 +170,11 @@ def save(
         architectures: what to build for, such as ``["sm_80", "sm_90"]``, or ``["x86-64-v3"]`` on a CPU; by default the device
             at hand. For others than that nothing is measured: regions are generated as with ``tune="off"``.
         weights: whether the file holds parameters and buffers; else `load` must be given them.
+        dynamic: whether the file serves further sizes, too: those in which examples differ are left open. Nothing is measured for these.
 
     Raises:
         TypeError: `optimized` or an example is of another type.
-        ValueError: there is no example, or no such architecture.
+        ValueError: there is no example, none of another size for `dynamic`, or no such architecture.
         CaptureError: the model cannot be traced as one graph.
         ArtifactError: it is traced, but cannot be written as data; the text says what stands against it.
     """
@@ -181,7 +183,7 @@ def save(
     with collector_paused():
         from fusepass.api.saving import save
 
-    save(optimized, Path(path), examples, architectures, weights=weights)
+    save(optimized, Path(path), examples, architectures, weights=weights, dynamic=dynamic)
 
 
 def load(
@@ -211,7 +213,12 @@ def load(
 
         from fusepass.artifact.loading import load
 
-    return load(Path(path), None if device is None else torch.device(device), state_dict)
+    def lower(*args: Any) -> Any:
+        from fusepass.api.lowered import lowered
+
+        return lowered(*args)
+
+    return load(Path(path), None if device is None else torch.device(device), state_dict, lower)
 
 
 def export(

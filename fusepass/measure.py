@@ -20,6 +20,9 @@ _BLOCK = 65521
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
 _PATIENCE = 3  # times the seconds of what is timed that are spent on waiting for rounds that nothing interrupts
+_HELD = 1.2  # times the seconds of its launches that a device is held up
+_LONGEST = 2e-3  # seconds of launches that it is held up for: longer calls are long on the device as well, or hopeless
+_CYCLES = 2e9  # of a device in a second, about
 _QUIET = 0.1  # seconds in which one interruption changes no time by more than a few percent; busy neighbours cause one in 3 ms
 
 
@@ -90,15 +93,20 @@ def as_compiled_code_runs(device: torch.device) -> Iterator[None]:
         yield
 
 
-def clock(device: torch.device) -> Clock:
+def clock(device: torch.device, *, launches: bool = True) -> Clock:
     """The clock for what runs on `device`.
 
     On CUDA times are taken with events, after a write of twice the L2 cache: inputs come from memory, as they do in a
     model whose tensors exceed the cache, and the launches are queued meanwhile. On a CPU caches are left as they are, and
     where torch uses one thread the time is that thread's own, which neighbours on the machine do not add to.
+
+    Args:
+        device: where it runs.
+        launches: whether the device may be seen to wait for the host. If not, it is held up from a call's second run on until the host
+            has launched the call, as it is where the host is ahead of it, and as good as where launches are replayed.
     """
     if device.type == "cuda":
-        return _DeviceClock(device)
+        return _DeviceClock(device, launches=launches)
     return _ThreadClock() if torch.get_num_threads() == 1 else _WallClock()
 
 
@@ -122,17 +130,25 @@ class _WallClock(Clock):
 class _DeviceClock(Clock):
     """Interruptions count while the host launches; the device does not mind those of a host that waits for it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, launches: bool) -> None:
         size = _CACHES * torch.cuda.get_device_properties(device).L2_cache_size
         self._flush: Any = torch.empty(size, dtype=torch.int8, device=device).zero_
+        self._launches = launches
+        self._host: dict[Callable[[], object], float] = {}  # the least seconds that launching each call took
 
     def __call__(self, call: Callable[[], object]) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before = _switches()
         self._flush()
+        known = self._host.get(call)
+        if known is not None and not self._launches:
+            torch.cuda._sleep(int(_HELD * min(known, _LONGEST) * _CYCLES))
         start.record()
+        begun = time.perf_counter()
         call()
+        launched = time.perf_counter() - begun
         end.record()
+        self._host[call] = launched if known is None else min(known, launched)
         self.interruptions += _switches() - before
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3

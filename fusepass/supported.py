@@ -11,7 +11,7 @@ from fusepass.errors import FusepassError, FusepassWarning
 TESTED_TORCH = (2, 15)
 """The newest PyTorch that the tests have run on."""
 
-TESTED_PYTHON = (3, 13)
+TESTED_PYTHON = (3, 14)
 """The newest Python that the tests have run on."""
 
 

@@ -66,6 +66,10 @@ _CLASS_OF_MODULE = {
 """The class of an operator by the module of `fusepass.codegen.lowering` that expresses it."""
 
 
+BY_RUNNING_STATISTICS = torch.ops.aten._native_batch_norm_legit_no_training.default
+"""The normalisation that computes no statistics: a function of elements."""
+
+
 def classify(node: fx.Node, vocabulary: Vocabulary) -> OpClass | Refusal:
     """The class of `node`, or why it may not fuse.
 
@@ -104,6 +108,8 @@ def direct_class(target: OpOverload) -> OpClass:
     """The class of an operator that code generation expresses as it is."""
     if is_view(target):
         return OpClass.VIEW
+    if target is BY_RUNNING_STATISTICS:
+        return OpClass.POINTWISE
     module = module_of(target)
     return OpClass.OTHER if module is None else _CLASS_OF_MODULE[module]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -241,13 +241,33 @@ def _metadata(node: fx.Node) -> tuple[object, ...]:
 
 
 def _share_common(graph: fx.Graph, worklists: Worklists) -> list[Application]:
+    """Let operators that are called with the same arguments run once."""
+    applications = []
+    for node, twin in _twins(graph):
+        applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
+        _merge(node, twin)
+        worklists.changed((twin,))
+    return applications
+
+
+def share_common(graph: fx.Graph) -> None:
     """Let operators that are called with the same arguments run once.
 
     PyTorch has this pass too (`fx_graph_cse`), but it takes -0.0 for 0.0, knows some random operators only, and imports
-    SymPy.
+    SymPy and TorchInductor's patterns, which takes more than a second.
     """
+    for node, twin in _twins(graph):
+        _merge(node, twin)
+
+
+def _merge(node: fx.Node, twin: fx.Node) -> None:
+    node.replace_all_uses_with(twin)
+    node.graph.erase_node(node)
+
+
+def _twins(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Operators with an earlier one in whose place nobody can tell them from it, which the caller is to merge at once."""
     similar: dict[Hashable, fx.Node] = {}
-    applications = []
     for node in list(graph.nodes):
         if node.op != _CALL:
             continue
@@ -257,11 +277,7 @@ def _share_common(graph: fx.Graph, worklists: Worklists) -> list[Application]:
             continue
         twin = similar.setdefault((id(node.target), key_of(node.args), key_of(node.kwargs)), node)
         if twin is not node and change_seen(node, twin) is None:
-            applications.append(Application(COMMON_SUBEXPRESSION, node.name, cost([node])))
-            node.replace_all_uses_with(twin)
-            graph.erase_node(node)
-            worklists.changed((twin,))
-    return applications
+            yield node, twin
 
 
 @remembered

@@ -9,7 +9,7 @@ from fusepass.codegen.lowering.gathers import SCATTERS
 from fusepass.patterns.anchor_work import HALVES, is_large
 from fusepass.patterns.copies import broadcasts, lies_across, lies_alike, moves, resamples, widens
 from fusepass.patterns.dataflow import Unit
-from fusepass.patterns.opclass import OpClass
+from fusepass.patterns.opclass import BY_RUNNING_STATISTICS, OpClass
 from fusepass.patterns.traffic import nbytes
 
 aten = torch.ops.aten
@@ -44,6 +44,8 @@ _EASY_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 
 def pays(unit: Unit) -> bool:
     """Whether generated code does better what `unit` does, with nothing beside it, if that is large."""
+    if unit.node.target is BY_RUNNING_STATISTICS:
+        return True
     match unit.op_class:
         case OpClass.NORMALISATION | OpClass.POOLING:
             return True

@@ -28,7 +28,6 @@ _MOST_CHANNELS = 8
 _MOST_PADDED = 4 / 3  # channels with those that fill up chunks of halves, of those that are there
 _MOST_REACHES = 2
 _MOST_ROWS_HELD = 2  # times 16 output channels
-_TERMS = 16  # of a product of halves
 _RUN = 4  # neighbouring taps, and runs of them, that a product without zeros takes
 _MOST_RESULTS = 16  # for each position of the input
 _MOST_POINTS = 64  # kernel positions along two axes
@@ -75,7 +74,7 @@ class ScaledWeights:
         weight: as that of `ScaledHalves`.
         channels: buffer (in_channels,) of the exponents of input channels' scales.
         outs: buffer (out_channels,) of those of output channels.
-        held: whether weights are in threads' registers; else both operands are in shared memory, and four warps multiply together.
+        held: whether weights are in threads' registers; else both operands are in shared memory.
     """
 
     weight: str
@@ -169,7 +168,7 @@ class Convolution:
 
     @property
     def held(self) -> bool:
-        """Whether each warp multiplies halves by itself; see `ScaledWeights`."""
+        """Whether weights stay in registers; see `ScaledWeights`."""
         return isinstance(self.halves, ScaledWeights) and self.halves.held
 
     @property
@@ -242,16 +241,15 @@ def few_halves(channels: int, step: Sequence[int]) -> bool:
 
 
 def holds_weights(anchor: Convolution, weight: Sequence[int]) -> bool:
-    """Whether such a convolution, whose weight has that shape, may multiply halves with weights in registers: threads have those for the
-    weights of 16 output channels, and it has one phase. With more output channels, four warps together read less for each product, and take less time.
+    """Whether such a convolution, whose weight has that shape, may multiply halves with weights in registers, if nothing but what its results
+    reduce to is stored: threads have those for the weights of 16 output channels, it has one phase, and taps are neighbours along the last axis.
+    With more output channels, operands in shared memory take less time.
     """
     (outs, ins), kernel = anchor.group_channels(weight), weight[2:]
-    if max(anchor.stride) > 1:
+    if max(anchor.stride) > 1 or anchor.dilation[-1] > 1:
         return False
-    products = ceil(ceil(ins / 2) * 2 * prod(kernel) / _TERMS)  # a word has two channels
-    if anchor.dilation[-1] == 1:  # or neighbours along the last axis
-        counts = (ins, *kernel[:-1], ceil(kernel[-1] / _RUN))
-        products = min(products, *(ceil(count / _RUN) * prod(counts) // count for count in counts))
+    counts = (ins, *kernel[:-1], ceil(kernel[-1] / _RUN))
+    products = min(ceil(count / _RUN) * prod(counts) // count for count in counts)
     return outs <= ROWS * _MOST_ROWS_HELD and products * anchor.parts * 4 <= MOST_REGISTER_STATIONARY
 
 

@@ -16,6 +16,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Op
+from fusepass.codegen.lowering.decompositions import FLOAT32_SIXTH
 from fusepass.codegen.lowering.pointwise import as_tensor, promote
 from fusepass.codegen.lowering.registry import ALL, Call, Jumps, lowers
 from fusepass.codegen.lowering.tensor import TORCH, Context, Tensor, dtype_of
@@ -193,10 +194,7 @@ def hardswish(x: Value) -> Value:
 
 def _sixth(x: Value) -> Value:
     """`x` / 6 as ATen computes it: on CUDA the product with a sixth that is rounded to float32, for float64, too."""
-    return x * _FLOAT32_SIXTH if x.context.cuda else x / 6.0
-
-
-_FLOAT32_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()
+    return x * FLOAT32_SIXTH if x.context.cuda else x / 6.0
 
 
 @formula(aten.hardshrink.default, jumps_in=ALL)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._ops import OpOverload
 
 aten = torch.ops.aten
@@ -32,6 +33,27 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
     return loss, is_target.to(x.dtype).reshape(target.shape)
 
 
+FLOAT32_SIXTH, _FLOAT32_LEAST = torch.tensor([1 / 6, 1e-12], dtype=torch.float32).tolist()
+"""Numbers that PyTorch's kernels round to float32, for float64, too; its decompositions do not."""
+
+
+@pw_cast_for_opmath
+def _hardsigmoid_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.where((x > -3.0) & (x < 3.0), gradient * FLOAT32_SIXTH, 0.0)
+
+
+@pw_cast_for_opmath
+def _binary_cross_entropy_backward(
+    gradient: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> Tensor:
+    result = gradient * (x - target) / torch.clamp(x * (1 - x), min=_FLOAT32_LEAST)
+    if weight is not None:
+        result = result * weight
+    return result / x.numel() if reduction == _MEAN else result
+
+
 CORRECTED: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.binary_cross_entropy_backward.default: _binary_cross_entropy_backward,
+    aten.hardsigmoid_backward.default: _hardsigmoid_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
 }

@@ -72,7 +72,7 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
     """
     context = call.context
     if not a.windowed and not _told(lookups(points(shape)))[1]:
-        return context.tensor(shape, a.dtype, lambda c: a.at(_told(lookups(c))[0]))
+        return context.tensor(shape, a.dtype, lambda c: _known_element(context, a, shape, lookups, c))
     source = a if _movable(a) else context.materialize(a, f"{call.origin}_table", call.origin)
     axes = context.axes(source.shape)
 
@@ -84,6 +84,17 @@ def gathered(call: Call, a: Tensor, shape: Sequence[int], lookups: Lookups) -> T
         return _moved(context, value, {axes[d]: lookup for d, lookup in found.items()})
 
     return context.tensor(shape, a.dtype, at, windowed=a.windowed)
+
+
+def _known_element(context: Context, a: Tensor, shape: Sequence[int], lookups: Lookups, c: Coordinates) -> Expr:
+    """The element at `c` of a tensor of `shape` whose places are all known within it."""
+    fixed, left = _told(lookups(c))
+    if not left:
+        return a.at(fixed)
+    # `c` may leave the shape, as in a window, which reads nothing there: elsewhere places are those within it.
+    axes = context.axes(shape)
+    inside, _ = _told(lookups(tuple(map(axis_index, axes))))
+    return context.builder.rewrite(a.at(inside), dict(zip(axes, c, strict=True)))
 
 
 def _told(looked: Looked) -> Looked:

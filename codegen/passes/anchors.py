@@ -53,9 +53,7 @@ class AnchorSource(enum.Enum):
     ARITHMETIC = "plain arithmetic"  # the same, convolutions to few channels as windows over all channels, products of few columns as sums
     HALVES = "scaled halves"  # generated code wherever it can, convolutions as products of halves wherever they can be
     TILED_HALVES = "tiled scaled halves"  # the same, with all halves of a tile of the input on the chip wherever they have the room
-    REGISTER_STATIONARY = (
-        "held scaled halves"  # the same, with the weights of few channels in registers wherever they fit
-    )
+    REGISTER_STATIONARY = "held scaled halves"  # the same, weights of few channels in registers where they fit and results are only reduced
 
 
 def generate_anchors(

@@ -71,9 +71,11 @@ def _fuse(producer: Kernel, consumer: Kernel, builder: Builder) -> Kernel | None
     unified = unify(producer, consumer, shared, builder)
     if unified is None:
         return None
-    if (producer.scans or consumer.scans) and len(_several(unified.producer.cols)) > 1:
-        return None  # what scans goes along one axis
     producer = unified.producer
+    if producer.scans or consumer.scans:
+        producer = replace(producer, cols=tuple(axis for axis in producer.cols if axis.size != 1))
+        if len(producer.cols) > 1:
+            return None  # what scans goes along one axis
     told = with_stored(unified.consumer, producer.row_stores, builder)
     if told is None:
         return None

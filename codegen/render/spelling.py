@@ -244,6 +244,10 @@ def indented(lines: Iterable[str]) -> list[str]:
     return ["    " + line if line else line for line in written(lines)]
 
 
+UNROLL, ROLLED = "#pragma unroll", "#pragma unroll 1"
+"""Before a loop that a compiler writes out, and one that it leaves."""
+
+
 def block(head: str, lines: Iterable[str], end: str = "}") -> list[str]:
     """`head { lines }`; `end` is the line that closes it."""
     return [f"{head} {{", *indented(lines), end]
@@ -252,6 +256,11 @@ def block(head: str, lines: Iterable[str], end: str = "}") -> list[str]:
 def braces(lines: Iterable[str]) -> list[str]:
     """`lines` with names of their own."""
     return ["{", *indented(lines), "}"]
+
+
+def loop(variable: str, count: int | str, lines: Iterable[str], pragma: str = UNROLL) -> list[str]:
+    """`lines` for each value of `variable` below `count`, also where there is one alone."""
+    return [pragma, *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
 
 
 def either(condition: str, lines: Iterable[str], others: Iterable[str]) -> list[str]:

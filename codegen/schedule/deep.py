@@ -15,7 +15,7 @@ from fusepass.codegen.ir.output_tiles import Below, TileWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
-from fusepass.codegen.schedule.output_tile_work import Work
+from fusepass.codegen.schedule.output_tile_work import Work, cycles_of_launch
 from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -166,8 +166,7 @@ def _finished(work: _Work, plan: DeepTile) -> tuple[DeepTile, float] | None:
         """Of so many blocks of a multiprocessor at once."""
         return iterations * max(busy * (blocks * warps + _ALONE), issued + _WAIT) + _START
 
-    full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
-    total = full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
+    total = cycles_of_launch(plan.blocks, resident, facts, cycles)
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 

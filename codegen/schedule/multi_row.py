@@ -7,10 +7,10 @@ keeps a circular buffer of them, as those of `team` do of their vectors, so that
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import lcm
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Load, ReduceOp
 from fusepass.codegen.ir.index import Axis
@@ -53,11 +53,13 @@ def strip_team(program: Program, kernel: Kernel, facts: DeviceFacts) -> tuple[in
     # Wide pieces, but room for the states that a block merges, and few of them for all members to look at.
     for piece in (_PIECE, _PIECE // 2, _PIECE // 4, _PIECE // 8):
         positions = ceil(max(piece // element, 2 * span), unit) * unit
-        strips = ceil(side.rows, positions)
+        strips, block = ceil(side.rows, positions), _block(side, span, positions)
+        if block is None:
+            continue
         found = dict[tuple[int, int], Columns]()
         for members in range(2, facts.multiprocessors + 1):
             teams = min(facts.multiprocessors // members, strips)
-            plan = _plan(side, span, positions, members, teams)
+            plan = _plan(side, span, block, members, teams)
             if plan is not None and plan.buffer and plan.buffer.ahead - plan.iterations + 1 >= _LEAST_STEPS:
                 found[members, teams] = plan
                 if members >= _LARGER * min(found)[0]:
@@ -79,7 +81,8 @@ def _share(side: Shape, positions: int, members: int, teams: int) -> float:
 def strips(shape: Shape, team: Team) -> Columns | None:
     """The schedule of a kernel whose teams take strips; None where what it loads does not begin with a vector."""
     side, span = _side_by_side(shape)
-    return _plan(side, span, team.strip * span, team.members, team.teams) if span and _may_ring(side) else None
+    block = _block(side, span, team.strip * span) if span and _may_ring(side) else None
+    return None if block is None else _plan(side, span, block, team.members, team.teams)
 
 
 def _side_by_side(shape: Shape) -> tuple[Shape, int]:
@@ -104,52 +107,82 @@ def _may_ring(side: Shape) -> bool:
     if any(each.op is ReduceOp.SOFTMAX or each.dtype is DType.F64 for each in side.kernel.reductions):
         return False
     aligned = {access.buffer for access in side.accesses if access.aligned}
-    kept = kept_in_memory(side.kernel, Dataflow())
     whole = (
         isinstance(each.node, Load)
         and each.node.buffer in aligned
         and each.node.dtype.nbytes * lane.size == ACCESS
         and is_vector(split_index(each.node.index, axis, lane), axis, lane)
-        for each in kept
+        for each in side.kept
     )
-    return bool(kept) and side.rows % lane.size == 0 and all(whole)
+    return bool(side.kept) and side.rows % lane.size == 0 and all(whole)
 
 
 def _width(side: Shape) -> int:
-    return ACCESS // min((each.node.dtype.nbytes for each in kept_in_memory(side.kernel, Dataflow())), default=ACCESS)
+    return ACCESS // min((each.node.dtype.nbytes for each in side.kept), default=ACCESS)
 
 
-def _plan(side: Shape, span: int, positions: int, members: int, teams: int) -> Columns | None:
-    """A circular buffer for strips of so many `positions`, `span` to a row; None where a block's part is too large for it."""
-    width = _width(side)
-    lanes = positions // width
-    together = 32 // lanes if lanes < 32 else 1  # groups of a warp
-    part, strip = ceil(side.cols, members), positions // span
-    if (lanes < 32 and 32 % lanes) or part * (members - 1) >= side.cols:
+@dataclass(frozen=True)
+class _Block:
+    """What a block of any team has for its strips.
+
+    Attributes:
+        width: elements of a vector.
+        lanes: vectors beside each other.
+        groups: columns at once.
+        strip: rows.
+        states: bytes of shared memory in which these are merged.
+        place: bytes of the circular buffer for what is loaded at once.
+    """
+
+    width: int
+    lanes: int
+    groups: int
+    strip: int
+    states: int
+    place: int
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.groups
+
+
+def _block(side: Shape, span: int, positions: int) -> _Block | None:
+    """A block for strips of so many `positions`, `span` to a row; None where it has too few threads."""
+    kernel, width = side.kernel, _width(side)
+    lanes, strip = positions // width, positions // span
+    if lanes < 32 and 32 % lanes:
         return None
-    kernel, facts = side.kernel, side.facts
+    together = 32 // lanes if lanes < 32 else 1  # groups of a warp
     groups = _THREADS // lanes // together * together
     while groups and _shared(kernel, positions, strip, groups // together, lanes * groups) > STATIC_SHARED:
         groups -= together
     threads = lanes * groups
-    if threads < max(_LEAST_THREADS, strip) or ceil(members, threads // strip) > _LOOKS:
+    if threads < max(_LEAST_THREADS, strip):
         return None
     states = _shared(kernel, positions, strip, groups // together, threads)
-    kept = sum(each.node.dtype.nbytes for each in kept_in_memory(kernel, Dataflow())) * width
-    place = AT_ONCE * threads * kept
-    places, iterations = (facts.shared_bytes_per_block - states) // place, ceil(part, AT_ONCE * groups)
+    kept = sum(each.node.dtype.nbytes for each in side.kept) * width
+    return _Block(width, lanes, groups, strip, states, AT_ONCE * threads * kept)
+
+
+def _plan(side: Shape, span: int, block: _Block, members: int, teams: int) -> Columns | None:
+    """A circular buffer for strips that such a `block` takes, `span` positions to a row; None where a block's part is too large for it."""
+    part, facts = ceil(side.cols, members), side.facts
+    if part * (members - 1) >= side.cols or ceil(members, block.threads // block.strip) > _LOOKS:
+        return None
+    places = (facts.shared_bytes_per_block - block.states) // block.place
+    iterations = ceil(part, AT_ONCE * block.groups)
     # Four places for a team's states are enough while nobody is further ahead.
     ahead = min(3 * iterations - 1, places - 1 - UNDER_WAY)
     if ahead < iterations:
         return None
     buffer = CircularBuffer(places, ahead, nearer=NEARER)
     return Columns(
-        width,
+        block.width,
         AT_ONCE,
-        lanes,
-        groups,
+        block.lanes,
+        block.groups,
         blocks=members * teams,
-        shared_bytes=places * place,
+        shared_bytes=places * block.place,
         resident=1,
         keep=Keep.SHARED,
         team=TeamPart(members, part, kept=part, buffer=buffer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -46,6 +46,12 @@ _NEAR = 128  # bytes that shared memory gives or takes in a cycle
 _ITEM = 24  # instructions of a strip of a row that is reduced in a turn of its own, besides those for its elements
 _BEGIN = 150  # cycles from one block to the next on a multiprocessor, at least
 SHARP = 6  # how clearly the slowest one of instructions, memory and shared memory decides
+
+
+def cycles_of_launch(blocks: int, resident: int, facts: DeviceFacts, cycles: Callable[[int], float]) -> float:
+    """Of so many blocks, of which a multiprocessor has room for some at once: these take `cycles` of their number."""
+    full, rest = divmod(blocks, resident * facts.multiprocessors)
+    return full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
 
 
 @dataclass(frozen=True)
@@ -189,9 +195,7 @@ class OutputTileWork(Work):
         near = self._near(plan, tiles) + (read + results * self.stored * (1 + plan.exchanges)) / _NEAR
         each: float = (computing**SHARP + memory**SHARP + near**SHARP) ** (1 / SHARP)
         alone = _LATENCY * issued + _WAIT
-        full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
-        cycles = full * max(resident * each, alone)
-        cycles += max(ceil(rest, facts.multiprocessors) * each, alone) if rest else 0
+        cycles = cycles_of_launch(plan.blocks, resident, facts, lambda count: max(count * each, alone))
         # The first blocks all load, and the last ones compute, while nothing else goes on.
         cycles += min(resident, ceil(plan.blocks, facts.multiprocessors)) * min(memory, max(computing, near))
         return max(cycles, plan.blocks / facts.multiprocessors * _BEGIN) / rates.window_clock

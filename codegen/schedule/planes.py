@@ -16,7 +16,7 @@ from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE
 from fusepass.codegen.schedule.output_tile_results import vector_of_results
 from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
-from fusepass.codegen.schedule.output_tile_work import Work
+from fusepass.codegen.schedule.output_tile_work import Work, cycles_of_launch
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.shape import ceil, divisors
 
@@ -134,8 +134,7 @@ def _finished(work: _Work, plan: PlaneTile) -> tuple[PlaneTile, float] | None:
         )
         return (iterations + 1) * max(busy, _LATENCY * issued + _WAIT) + _START
 
-    full, rest = divmod(plan.blocks, resident * facts.multiprocessors)
-    total = full * cycles(resident) + (cycles(ceil(rest, facts.multiprocessors)) if rest else 0)
+    total = cycles_of_launch(plan.blocks, resident, facts, cycles)
     return replace(plan, shared_bytes=shared, resident=resident), total
 
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 from fusepass.codegen.device import DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory, most_words, rematerialised
+from fusepass.codegen.ir.dataflow import Dataflow, Kept, kept_in_memory, most_words, rematerialised
 from fusepass.codegen.ir.expr import Builder, Gather, Masked, Window, indices_in, inside_windows
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Kernel, Program, Role
@@ -74,6 +74,11 @@ class Shape:
         mine = {access.buffer for access in self.main}
         others = (a for a in self.accesses if a.buffer in self.whole.reads - mine)
         return any(self.col_axis in access.index.axes for access in others)
+
+    @cached_property
+    def kept(self) -> tuple[Kept, ...]:
+        """What phases leave to each other in memory."""
+        return kept_in_memory(self.kernel, Dataflow())
 
     @property
     def kept_words(self) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusepass.codegen.device import RESERVED, DeviceFacts
-from fusepass.codegen.ir.dataflow import Dataflow, kept_in_memory
 from fusepass.codegen.ir.expr import Load, ReduceOp, walk
 from fusepass.codegen.ir.program import Kernel, Program, Team
 from fusepass.codegen.ir.team import state_bytes
@@ -112,7 +111,7 @@ def may_buffer(shape: Shape, vectors: Rows) -> bool:
     kernel, weights = shape.kernel, _bytes(shape, _for_all_rows(shape, shape.kernel.loads()))
     if 0 < weights < _LARGE_WEIGHTS * shape.facts.l2_bytes:
         return False
-    whole = all(kept.node.dtype.nbytes * vectors.width == ACCESS for kept in kept_in_memory(kernel, Dataflow()))
+    whole = all(kept.node.dtype.nbytes * vectors.width == ACCESS for kept in shape.kept)
     cheap = all(reduction.op is not ReduceOp.SOFTMAX for reduction in kernel.reductions)
     return whole and cheap and len(kernel.reduction_loops) == 1 and can_fetch(shape, kernel, vectors)
 
@@ -237,7 +236,7 @@ def _held(shape: Shape, width: int, vectors: int, words: int) -> int:
 
 def _kept_bytes(shape: Shape) -> int:
     """Bytes for each column that a later phase uses again."""
-    return sum(value.node.dtype.nbytes for value in kept_in_memory(shape.kernel, Dataflow()))
+    return sum(value.node.dtype.nbytes for value in shape.kept)
 
 
 def _room(kernel: Kernel, facts: DeviceFacts, resident: int) -> int:

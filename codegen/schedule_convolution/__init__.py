@@ -12,13 +12,12 @@ from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule, keeps_sums
 from fusepass.codegen.schedule_convolution.chunks_search import chunk_schedule, estimated_seconds, fits
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule, multistage_schedule
-from fusepass.codegen.schedule_convolution.register_stationary import PairsSchedule
+from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
 from fusepass.codegen.schedule_convolution.register_stationary_search import fits_held, register_stationary_schedule
 from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule, shared_stationary_schedule
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of
 
-ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | PairsSchedule | SparseSchedule
+ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | RegisterStationarySchedule
 
 
 @dataclass(frozen=True)

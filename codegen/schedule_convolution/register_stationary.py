@@ -1,58 +1,74 @@
-"""Convolutions of few channels by scaled halves, whose weights the threads of each warp hold in registers, for all kernel positions.
+"""Convolutions of few channels by scaled halves, weights in registers, four warps together, of which each has every fourth position.
 
-Positions are columns of products, output channels their rows: a warp multiplies 16 channels by 8 positions and 16 terms at a time
-(``mma.m16n8k16``), and its threads have sums of channels of their own at several positions. The block has a tile of the input in shared
-memory, with its border, and makes two words of each two numbers of two channels in their place, one with the halves of their high parts and
-one with those of their low parts. A *pair* is what such a word meets at one place from a position, and 4 of them, one for each of the threads
-that share a position, are a *quarter* of a block's instruction: half of its terms.
+A group of warps multiplies 64 rows, 16 channels at 4 neighbouring positions along the last axis, by columns, of which each has the 8 numbers
+that 4 positions meet in a *run*: at most 4 neighbouring taps along the last axis. A position meets 4 of these 8, of each two that are 4
+apart one. So they lie in the order 0 4 1 5 2 6 3 7, and of each four in a row two are multiplied by zero: such products tensor cores leave
+out (``wgmma.sp``), and take as long for 32 terms as for 16. A *place* is the 16 bytes of a column and a run; 4 runs whose places lie at
+one distance are a *step*, one product.
 """
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
 from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch, Tiles
+from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch
 
-LANES = 4  # threads that share a position: a quarter has a pair for each
-TOGETHER = 2  # groups of 8 positions that a warp multiplies at once
+NEIGHBOURS = 4  # positions of a column, one for each warp
+STEP_RUNS = 4
+PLACE_BYTES = 16
+SET_POSITIONS = GROUP * NEIGHBOURS  # neighbouring positions of 8 columns
 _CHAIN = 5  # products in a row where accuracy is wanted: tensor cores round their sums towards zero
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two numbers that a position meets in one word: the first is of a channel, and lies `offset` from the position.
-
-    Attributes:
-        first, second: (number of a tap, channel) of the weights that they are multiplied with; None for zero.
-    """
+class Run:
+    """Neighbouring taps of a channel, of which those of a step that are none are None."""
 
     channel: int
-    offset: tuple[int, ...]
-    first: tuple[int, int] | None
-    second: tuple[int, int] | None
+    taps: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
-    """The shape of one launch whose threads hold weights; see `HalvedLaunch`.
+class Places:
+    """How a tile's places lie in shared memory.
+
+    Attributes:
+        steps: where those of each step's first run begin, from that of a position's column.
+        width: of them in a row of a tile.
+        deeper: from a run of a step to the next one.
+        shift: where, in a row of the tile as it is fetched, the first place's numbers begin.
+        slack: of them behind all others, which are read and multiplied by zero.
+    """
+
+    steps: tuple[int, ...]
+    width: int
+    deeper: int
+    shift: int
+    slack: int
+
+
+@dataclass(frozen=True)
+class RegisterStationarySchedule(HalvedLaunch):
+    """The shape of one launch whose threads hold weights, of 16 output channels; see `HalvedLaunch`.
 
     Attributes:
         on: the positions in tiles, and the input below them, of which each channel has a plane.
-        sizes: of the result, along its spatial axes.
+        runs: those of each step, whose places lie `Places.deeper` apart.
+        places: how they lie in a tile.
+        lines: groups of 8 columns that are multiplied at once: neighbours along the last axis but one, or the last where there is no other.
     """
 
-    sizes: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
+    places: Places
+    lines: int
 
     @property
-    @abc.abstractmethod
     def steps(self) -> int:
         """Products of one part of each number, for the same sums."""
+        return len(self.runs)
 
     @property
     def chain(self) -> int:
@@ -70,71 +86,63 @@ class RegisterStationarySchedule(HalvedLaunch, abc.ABC):
         return self.block_channels * self.channel_blocks
 
     @property
-    @abc.abstractmethod
-    def iteration_bytes(self) -> int:
-        """Of the weights that an iteration takes."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of weights that stay in shared memory."""
-        return self.iterations * self.iteration_bytes if self.iterations > 1 else 0
-
-    @property
-    def room_floats(self) -> int:
-        """Room for states, and, beside a tile, for results that are laid out."""
-        return self.on.staged_floats
-
-    @property
     def found_bytes(self) -> int:
         """Of an exponent and the largest numbers of each channel, and the exponents and factors of output channels."""
         return DType.F32.nbytes * ceil((self.channels * (1 + self.largest_parts) + 2 * self.block_channels) / 4) * 4
 
-
-@dataclass(frozen=True)
-class PairsSchedule(RegisterStationarySchedule):
-    """The shape of one launch whose warps multiply by themselves; see `RegisterStationarySchedule`.
-
-    Attributes:
-        quarters: what each half of a product's terms is multiplied with: a pair for each of `LANES` threads.
-    """
-
-    quarters: tuple[tuple[Pair, ...], ...]
+    @property
+    def groups(self) -> int:
+        """Of four warps."""
+        return self.on.block_warps // NEIGHBOURS
 
     @property
-    def steps(self) -> int:
-        """Products for 16 channels, 8 positions, and one part of each number."""
-        return len(self.quarters) // 2
+    def input_rows(self) -> int:
+        """Rows of a tile of the input, of one channel."""
+        return prod(self.on.extent[:-1])
 
     @property
-    def places(self) -> list[list[int]]:
-        """For each quarter, where its pairs' words lie in a tile, from a position's place."""
-        return [[place_in(self.on, pair) for pair in quarter] for quarter in self.quarters]
+    def layer(self) -> int:
+        """Places of one part of a tile."""
+        return self.channels * self.input_rows * self.places.width
 
     @property
-    def iteration_bytes(self) -> int:
-        return held_registers(self) * 4 * 32
+    def packed_room(self) -> int:
+        """Bytes for a tile's halves, or for results that are laid out instead."""
+        laid_out = DType.F32.nbytes * (self.on.staged_floats - self.on.state_floats)
+        return max(PLACE_BYTES * (self.parts * self.layer + self.places.slack), laid_out)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sets of positions that are multiplied at once, per axis of a tile."""
+        *outer, last = self.on.tile
+        if not outer:
+            return (last // (SET_POSITIONS * self.lines),)
+        return (*outer[:-1], outer[-1] // self.lines, last // SET_POSITIONS)
+
+    @property
+    def weight_registers(self) -> int:
+        """Registers of a thread for weights."""
+        return 4 * self.steps * self.parts
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights, each warp's own."""
+        return self.weight_registers * 4 * 32 * NEIGHBOURS
 
     @property
     def tile_bytes(self) -> int:
-        return DType.F32.nbytes * ceil(self.channels / 2) * 2 * self.on.pitch
+        """Of a tile of the input as it is."""
+        return DType.F32.nbytes * self.channels * self.on.pitch
+
+    @property
+    def block_bytes(self) -> int:
+        """Shared memory of a block. Weights lie where halves and a tile do until threads have them, results that are laid out where a tile was."""
+        states = DType.F32.nbytes * self.on.state_floats
+        return states + self.found_bytes + max(self.packed_room + self.tile_bytes, self.weight_bytes)
 
     def __str__(self) -> str:
-        iterations = f"{self.iterations} x " if self.iterations > 1 else ""
-        channels = f"{iterations}{ROWS * self.rows} channels x {self.on} positions"
-        return f"{self.blocks} blocks, {channels}, {self.steps} products of two channels, weights in registers, {self.products}"
-
-
-def held_registers(plan: RegisterStationarySchedule) -> int:
-    """Registers of a thread for the weights of an iteration."""
-    return plan.rows * plan.steps * plan.parts * 4
-
-
-def pattern_of(places: Sequence[int]) -> tuple[int, ...]:
-    """How far the places of a quarter lie from the first one."""
-    return tuple(place - places[0] for place in places)
-
-
-def place_in(on: Tiles, pair: Pair) -> int:
-    strides = contiguous_strides(on.extent)
-    at = sum((at - first) * stride for at, first, stride in zip(pair.offset, on.origin, strides, strict=True))
-    return pair.channel * on.pitch + at
+        channels = f"{ROWS} channels x {self.on} positions"
+        return (
+            f"{self.blocks} blocks, {channels}, {self.steps} sparse products of {self.lines * GROUP} columns, "
+            f"weights in registers, {self.products}"
+        )

@@ -44,6 +44,7 @@ def save(
     architectures: Sequence[str] | None,
     *,
     weights: bool,
+    dynamic: bool,
 ) -> None:
     """See `fusepass.save`."""
     if not isinstance(optimised, OptimizedModule):
@@ -58,9 +59,17 @@ def save(
     libraries, constants = Libraries(), Constants()
     signatures = [_signature(optimised, call, wanted, libraries, constants) for call in calls]
     kinds = {slot.dotted: _kind(model, slot) for slot in live.slots}
+    ties = [(slot.dotted, live.slots[index].dotted) for slot, index in live.ties]
     if len(kinds) < len(live.slots):
         raise ArtifactError(f"{type(model).__name__} has two tensors of one name")
     states = dict(zip(kinds, live.tensors, strict=True))
+    further = []
+    if dynamic:
+        from fusepass.api.dynamic import further_sizes  # imports Dynamo
+
+        known = {name: name for name in kinds} | dict(ties)
+        described = [facts or device_facts(device) for facts in wanted]
+        further = further_sizes(optimised, signatures, calls, known, states, described, libraries, constants)
     inside = {name: tensor for name, tensor in states.items() if weights or kinds[name] in ("plain", "unsaved")}
     always = {name: tensor for name, tensor in inside.items() if kinds[name] in ("plain", "unsaved")}
     files = {
@@ -75,10 +84,11 @@ def save(
         "weights": weights,
         "states": [Expected.of(name, tensor).data() for name, tensor in states.items()],
         "kinds": kinds,
-        "ties": [[slot.dotted, live.slots[index].dotted] for slot, index in live.ties],
+        "ties": ties,
         "constants": {name: str(tensor.device) for name, tensor in constants.tensors.items()},
         "libraries": names,
         "signatures": signatures,
+        "dynamic": further,
         "report": str(optimised.report()),
     }
     container.write(path, manifest, files)

@@ -34,6 +34,11 @@ class Expected:
         """Whether `tensor` is like this, and plain elements in memory."""
         return Meta.of(tensor) == self.meta and tensor.device == self.device and unusual(tensor) is None
 
+    def like(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is like this but for its sizes and strides."""
+        kind = tensor.dtype, tensor.dim(), tensor.device
+        return kind == (self.meta.dtype, len(self.meta.shape), self.device)
+
     def problem(self, tensor: torch.Tensor) -> tuple[str, str]:
         """Why `tensor` does not fit: what it is, and what it was to be."""
         found, wanted = _described(Meta.of(tensor), tensor.device), _described(self.meta, self.device)

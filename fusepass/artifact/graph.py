@@ -18,12 +18,14 @@ from fusepass.errors import ArtifactError
 from fusepass.runtime.meta import laid
 from fusepass.runtime.operators import cast_all, plain_cast, reinterpret, shorter
 
+_OF_SIZES = ("add", "floordiv", "ge", "le", "mod", "mul", "neg", "sub")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "cast_all": cast_all,
     "laid": laid,
     "reinterpret": reinterpret,
     "to": torch.Tensor.to,
+    **{name: getattr(operator, name) for name in _OF_SIZES},
 }
 """What graphs call beside registered operators, by name."""
 

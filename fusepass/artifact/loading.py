@@ -12,6 +12,7 @@ from torch import nn
 
 from fusepass.artifact.call import Expected
 from fusepass.artifact.container import Reader
+from fusepass.artifact.dynamic import Dynamic, Lower, Lowering, facts_of
 from fusepass.artifact.graph import graph_of
 from fusepass.artifact.libraries import LoadedLibraries
 from fusepass.artifact.machine import Devices, runnable
@@ -24,8 +25,10 @@ from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import with_strides
 
 
-def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch.Tensor] | None) -> LoadedModule:
-    """See `fusepass.load`."""
+def load(
+    path: Path, device: torch.device | None, state_dict: Mapping[str, torch.Tensor] | None, lower: Lower
+) -> LoadedModule:
+    """See `fusepass.load`; `lower` is for sizes that were not saved."""
     with Reader(path) as reader:
         reader.check_kind("signatures", "fusepass.load_operators")
         reader.understood(lambda: check(reader.manifest, path))
@@ -45,7 +48,7 @@ def load(path: Path, device: torch.device | None, state_dict: Mapping[str, torch
             tensors |= _supplied([each for each in states if kinds[each.name] in ("parameter", "buffer")], state_dict)
         placed = {each.name: with_strides(tensors[each.name].to(each.device), each.meta) for each in states}
         module = LoadedModule(reader.manifest["model"])
-        reader.understood(lambda: _fill(module, reader, states, placed, tensors, devices))
+        reader.understood(lambda: _fill(module, reader, states, placed, tensors, devices, lower))
     return module
 
 
@@ -75,6 +78,7 @@ def _fill(
     placed: Mapping[str, torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
     devices: Devices,
+    lower: Lower,
 ) -> None:
     manifest = reader.manifest
     places = {each.name: _put(module, each.name, manifest["kinds"][each.name], placed[each.name]) for each in states}
@@ -94,11 +98,29 @@ def _fill(
             region.stay()
         return graph.forward
 
+    by_name = {each.name: each for each in states}
     for data in manifest["signatures"]:
         variant = runnable(data["variants"], devices.gpu)
         loaded.take({number for region in variant["regions"] for number in libraries_of(region)})
         takes = [(states[number], places[states[number].name]) for number in data["states"]]
         module._add(Signature(data, functools.partial(made, variant), takes, devices))
+    for data in manifest.get("dynamic", ()):
+        variant = runnable(data["variants"], devices.gpu)
+        loaded.take(variant["libraries"].values())
+        lowering = Lowering(manifest["model"], facts_of(variant["facts"]), data["options"], fallbacks)
+        dynamic = Dynamic(
+            data,
+            variant,
+            manifest["signatures"][data["signature"]],
+            lowering,
+            functools.partial(graph_of, data["graph"], (), held, devices),
+            [(by_name[name], places[name]) for name in data["states"]],
+            [held[name] for name in data["constants"]],
+            loaded,
+            devices,
+            lower,
+        )
+        module._further.append(dynamic.signature)
     module._signatures[0].prepare()
     module._report = manifest["report"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ MISSED: Any = object()
 _frames: Any = torch._C._dynamo.eval_frame
 _SKIP = _frames._FrameAction.SKIP
 _MOST_TOLD = 3  # signatures that the text of an error describes
+_MOST_FURTHER = 512  # signatures of sizes that were not saved; the oldest one is forgotten
 
 Place = tuple[dict[str, Any], str]
 """Where a tensor of the model is kept: a dict and a key."""
@@ -29,6 +31,9 @@ Place = tuple[dict[str, Any], str]
 
 _Shapes = tuple[Sequence[int] | None, ...]
 """Of the tensors of a call."""
+
+Further = Callable[[Sequence[torch.Tensor], Template, tuple[Any, ...], dict[str, Any]], "Signature | str | None"]
+"""Gives what serves a call in sizes that were not saved; why there is nothing, or None where it is another call: `fusepass.artifact.dynamic`."""
 
 
 class LoadedModule(nn.Module):
@@ -43,6 +48,8 @@ class LoadedModule(nn.Module):
         self._signatures: list[Signature] = []
         self._of_shapes: dict[_Shapes, list[Signature]] = {}
         self._served: dict[_Shapes, list[Signature]] = {}
+        self._further: list[Further] = []
+        self._added: deque[Signature] = deque()
         self._plain: dict[str, Any] = {}
         self._report = ""
         self.training = False
@@ -69,6 +76,12 @@ class LoadedModule(nn.Module):
                 if not kwargs and signature not in (served := self._served.setdefault(_shapes(args), [])):
                     served.append(signature)
                 return result
+        for further in self._further:
+            made = further(tensors, inputs, args, kwargs)
+            if isinstance(made, Signature) and (fitting := made.fitting(tensors, inputs, args, kwargs)) is not None:
+                result = made.run_checked(fitting)
+                self._add_further(made)
+                return result
         self._misfit(tensors, inputs, args, kwargs)
 
     # As torch.compiler.disable, which imports Dynamo: forward is part of no graph, and none is made of it or what it calls.
@@ -79,6 +92,16 @@ class LoadedModule(nn.Module):
         """Serve the calls of `signature`, too."""
         self._signatures.append(signature)
         self._of_shapes.setdefault(signature.shapes, []).append(signature)
+
+    def _add_further(self, signature: Signature) -> None:
+        """Serve the calls of a `signature` of sizes that were not saved, too, until there are many newer ones."""
+        self._of_shapes.setdefault(signature.shapes, []).append(signature)
+        self._added.append(signature)
+        if len(self._added) > _MOST_FURTHER:
+            oldest = self._added.popleft()
+            for known in (self._of_shapes, self._served):
+                for shapes, signatures in [*known.items()]:
+                    known[shapes] = [each for each in signatures if each is not oldest]
 
     def made_up(self) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Arguments for a call of each signature: whole numbers are zeros, so that they are valid indices."""
@@ -109,6 +132,12 @@ class LoadedModule(nn.Module):
     def _misfit(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> NoReturn:
+        for further in self._further:
+            problem = further(tensors, inputs, args, kwargs)
+            if isinstance(problem, str):
+                raise ValueError(
+                    f"{self._model} was not saved for such sizes: {problem}. Save it with an example like this one"
+                )
         wanted: dict[str, list[str]] = {}
         alike = [each for each in self._signatures if each.takes(tensors, inputs, args, kwargs)]
         for each in alike or self._signatures:
@@ -165,13 +194,14 @@ class Signature:
         with self._making:
             if self._call is None:
                 self._call = self._make()
+                del self._make  # which may hold tensors
             return self._call
 
     def fitting(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sequence[torch.Tensor] | None:
         """The input tensors in the order of the graph's, if this serves them."""
-        found = self._arranged(tensors, inputs, args, kwargs)
+        found = self.arranged(tensors, inputs, args, kwargs)
         if found is None or autocast() != self._autocast:
             return None
         return found if all(each.fits(tensor) for each, tensor in zip(self._expected, found, strict=True)) else None
@@ -206,13 +236,13 @@ class Signature:
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether the call is as this one but for how its tensors lie."""
-        return self._arranged(tensors, inputs, args, kwargs) is not None
+        return self.arranged(tensors, inputs, args, kwargs) is not None
 
     def problem(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str, str]:
         """Why a call does not fit: what it has, and what was to be there."""
-        found = self._arranged(tensors, inputs, args, kwargs)
+        found = self.arranged(tensors, inputs, args, kwargs)
         if found is None:
             called = call_text(args, kwargs, self._parameters)
             return f"it is called as {called}", template_text(self._inputs, self._parameters)
@@ -221,7 +251,7 @@ class Signature:
                 return each.problem(tensor)
         return f"autocast is {_told(autocast())}", _told(self._autocast)
 
-    def _arranged(
+    def arranged(
         self, tensors: Sequence[torch.Tensor], inputs: Template, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sequence[torch.Tensor] | None:
         """The input tensors as the example has them, by position or by name; None where nesting or constants differ."""

@@ -58,7 +58,7 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
         if work.region.members:
             _generate_list(work, facts, begin)
             return
-        if chosen_earlier(work, forms) is None and restore(work, facts, forms, candidate_of):
+        if not forms.sealed and chosen_earlier(work, forms) is None and restore(work, facts, forms, candidate_of):
             return
         _generate_space(work, facts, forms, begin)
         for candidate in _wanted(work):

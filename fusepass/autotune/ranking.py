@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 LEAST_ROUNDS = 5
@@ -97,6 +98,7 @@ def _wins(samples: Mapping[str, Sequence[float]], name: str, other: str) -> bool
     return Ratio.of(samples[name], samples[other]).wins
 
 
+@cache  # asked for after each round
 def _rank(count: int) -> int:
     """The k for which the interval of the median goes from the kth smallest to the kth largest of `count` samples.
 

@@ -80,8 +80,9 @@ def _against(reference: Reference, calls: Mapping[str, Call], inputs: Sequence[t
     """The verdict on each of `calls`; none of them finds right results in the memory that it is given for its own."""
     found: dict[str, Agreement] = {}
     doubtful: dict[str, tuple[torch.Tensor, ...]] = {}
+    places = _places(reference.expected)
     for name, call in calls.items():
-        _spoil([torch.empty_like(expected) for expected in reference.expected for _ in range(_copies(expected))])
+        _spoil([torch.empty_like(place) for place in places])
         try:
             results = as_tuple(call(*inputs))
         except (MemoryError, torch.OutOfMemoryError):
@@ -111,9 +112,13 @@ _SMALL = 2**16  # bytes of a result
 _SEVERAL = 256  # pieces of memory of its size that may lie about, one of which an earlier one was in, where it is small
 
 
-def _copies(expected: torch.Tensor) -> int:
-    """How many pieces of memory that may have held a result are spoiled."""
-    return _SEVERAL if expected.nbytes <= _SMALL else 1
+def _places(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor of `results` for each piece of memory that is spoiled, as it may have held one like it."""
+    small = {(each.nbytes, each.dtype): each for each in results if each.nbytes <= _SMALL}
+    return [
+        *(each for each in results if each.nbytes > _SMALL),
+        *(each for each in small.values() for _ in range(_SEVERAL)),
+    ]
 
 
 def _spoil(tensors: Sequence[torch.Tensor]) -> None:
@@ -146,7 +151,7 @@ def fastest(
     `alternatives` names those of them that differ from the first one in schedules alone; see `ranking`. Where the fewest rounds do not fit `budget`, those take part that a few runs each leave near the fastest.
     """
     inputs = measure.made_up(like, device)
-    clock = measure.clock(device)
+    clock = measure.clock(device, launches=False)
     calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
     clock(calls[EAGER])  # warms up
     before = clock.interruptions

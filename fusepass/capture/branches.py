@@ -63,6 +63,11 @@ def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Ma
     return Condition(fx.GraphModule(owner, graph), answer)
 
 
+def may_change(asked: fx.Node, arguments: Mapping[fx.Node, str]) -> bool:
+    """Whether `asked` may be answered in another way in another call; what is computed from constants alone is not."""
+    return any(node in arguments or node.op == "get_attr" or is_random(node.target) for node in ancestors([asked]))
+
+
 def _is_large(node: fx.Node) -> bool:
     value: Any = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.numel() > _MOST_ELEMENTS

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import ast
 import collections
 import copy
 import itertools
+import sys
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +21,8 @@ _ITERATORS: tuple[type, ...] = (itertools.count, *(type(iter(entries)) for entri
 """Iterators of which a copy goes on by itself."""
 
 _CONTAINERS = (dict, list, set, bytearray, array.array, collections.deque)
+
+_BUILT_IN = (collections.OrderedDict, *_CONTAINERS)
 
 _Copy: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
@@ -58,8 +62,8 @@ class Snapshot:
                 changes.append(Change(label, not lost))
                 _restore(place, before)
         for container, key, label, iterator, copied in self._iterators:
-            container[key] = iterator
-            if iterator.__reduce__() != copied.__reduce__():
+            _methods(container).__setitem__(container, key, iterator)
+            if _state(iterator) != _state(copied):
                 changes.append(Change(label))
         return min(changes, key=lambda change: change.followed, default=None)
 
@@ -68,10 +72,39 @@ def _stood_in(place: Place) -> Iterator[tuple[MutableMapping[Any, Any], Any, str
     """Put copies of the iterators there in their places: container, key, label, iterator and copy of each."""
     container = place.container
     if isinstance(container, MutableMapping):
-        for key, entry in list(container.items()):
+        methods = _methods(container)
+        for key, entry in list(methods.items(container)):
             if isinstance(entry, _ITERATORS):
-                container[key] = copied = copy.copy(entry)
+                copied = _continued(entry)
+                methods.__setitem__(container, key, copied)
                 yield container, key, place.label_of(key), entry, copied
+
+
+def _continued(iterator: Any) -> Any:
+    """Another iterator that goes on as this one does.
+
+    Raises:
+        TypeError: there is no telling how it goes on.
+    """
+    told = type(iterator) is itertools.count and sys.version_info >= (3, 14)  # which copies none
+    return _count_as_told(repr(iterator)) if told else copy.copy(iterator)
+
+
+def _count_as_told(text: str) -> itertools.count[Any]:
+    """The count with this ``repr``.
+
+    Raises:
+        TypeError: it counts by other numbers than Python's own.
+    """
+    try:
+        return itertools.count(*ast.literal_eval(f"({text[len('count(') : -1]},)"))
+    except (ValueError, SyntaxError) as error:
+        raise TypeError(f"{text} cannot be copied") from error
+
+
+def _state(iterator: Any) -> object:
+    """Equal for iterators that go on alike."""
+    return repr(iterator) if type(iterator) is itertools.count else iterator.__reduce__()
 
 
 def _places_around(model: nn.Module, seen: set[int]) -> Iterator[Place]:
@@ -85,9 +118,18 @@ def _places_around(model: nn.Module, seen: set[int]) -> Iterator[Place]:
             yield from places_in(value, label, seen, 1 if len(value) > LARGE else 2)
 
 
+def _methods(container: Container) -> Any:
+    """The class whose methods read and write `container` and do nothing else: a subclass's may change keys, or take other arguments."""
+    return next((kind for kind in _BUILT_IN if isinstance(container, kind)), type(container))
+
+
+def _entries(container: MutableMapping[Any, Any]) -> dict[Any, Any]:
+    return dict(_methods(container).items(container))
+
+
 def _copied(container: Container) -> _Copy:
     if isinstance(container, MutableMapping):
-        return dict(container)
+        return _entries(container)
     return set(container) if isinstance(container, MutableSet) else list(container)
 
 
@@ -97,8 +139,9 @@ def _difference(place: Place, before: _Copy) -> str | None:
         return None if sorted(map(id, now)) == sorted(map(id, before)) else place.label
     if not isinstance(now, MutableMapping) or not isinstance(before, dict):
         return None if len(now) == len(before) and all(map(same, now, before)) else place.label
-    for key in {**before, **now}.keys() - DERIVED:
-        if not same(before.get(key, MISSING), now.get(key, MISSING)):
+    found = _entries(now)
+    for key in {**before, **found}.keys() - DERIVED:
+        if not same(before.get(key, MISSING), found.get(key, MISSING)):
             return place.label_of(key)
     return None if _in_order(place, before) else place.label
 
@@ -112,26 +155,28 @@ def _in_order(place: Place, before: _Copy) -> bool:
 
 
 def _restore(place: Place, before: _Copy) -> None:
-    container = place.container
+    container: Any = place.container
+    methods = _methods(container)
     if isinstance(container, MutableMapping) and isinstance(before, dict):
-        for key in [key for key in container if key not in before]:
-            del container[key]
+        for key in _entries(container).keys() - before.keys():
+            methods.__delitem__(container, key)
         for key, value in before.items():
-            if not same(container.get(key, MISSING), value):
-                container[key] = value
+            if not same(methods.get(container, key, MISSING), value):
+                methods.__setitem__(container, key, value)
         if not _in_order(place, before):
-            container.clear()
-            container.update(before)
+            methods.clear(container)
+            methods.update(container, before)
     elif isinstance(container, list | bytearray):
-        container[:] = before
+        methods.__setitem__(container, slice(None), before)
     elif isinstance(container, MutableSequence):
         if isinstance(container, array.array):
-            del container[:]
+            methods.__delitem__(container, slice(None))
         else:
-            container.clear()
-        container.extend(before)
+            methods.clear(container)
+        methods.extend(container, before)
     elif isinstance(container, MutableSet):
-        for entry in [entry for entry in container if entry not in before]:
-            container.discard(entry)
+        for entry in _copied(container):
+            if entry not in before:
+                methods.discard(container, entry)
         for entry in before:
-            container.add(entry)
+            methods.add(container, entry)

@@ -35,9 +35,14 @@ def add_call(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None:
     )
 
 
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    """The option of all commands that choose kernels."""
+    parser.add_argument("--tune", choices=EFFORTS, help="how much is measured before a kernel is chosen")
+
+
 def add_options(parser: argparse.ArgumentParser, *, train: bool = False) -> None:
     """Options of fusepass; `train` for commands that can take a step of training."""
-    parser.add_argument("--tune", choices=EFFORTS, help="how much is measured before a kernel is chosen")
+    add_tune(parser)
     parser.add_argument("--graphs", action="store_true", help="capture calls in CUDA graphs and replay them")
     if train:
         parser.add_argument("--train", action="store_true", help="a step of training, forward and backward")
@@ -71,7 +76,7 @@ def options_of(arguments: argparse.Namespace) -> Mapping[str, Any]:
     options: dict[str, Any] = {}
     if arguments.tune is not None:
         options["tune"] = arguments.tune
-    if arguments.graphs:
+    if getattr(arguments, "graphs", False):
         options["cuda_graphs"] = True
     if getattr(arguments, "train", False):
         options["training"] = "fused"

@@ -15,7 +15,7 @@ import fusepass
 from fusepass import measure
 from fusepass.artifact.module import LoadedModule
 from fusepass.artifact.tensors import unpacked
-from fusepass.cli.arguments import add_call, call_of, device_of
+from fusepass.cli.arguments import add_call, add_tune, call_of, device_of, options_of
 from fusepass.cli.model import Call, InputSpec, UsageError, attempt, dtype_of
 from fusepass.report.table import Column, human_bytes, table, terminal_width
 
@@ -26,6 +26,7 @@ _COLUMNS = (Column("inputs", least=12), Column("results", least=12), Column("ms"
 def add_build(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``fusepass build``."""
     add_call(parser, sizes=True)
+    add_tune(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument(
         "--arch",
@@ -34,20 +35,30 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         help="build for this architecture, such as sm_80 or x86-64-v3, not for the device at hand; repeat it for several",
     )
     parser.add_argument("--no-weights", action="store_true", help="leave parameters and buffers out of the file")
+    parser.add_argument(
+        "--dynamic", action="store_true", help="build for the ends of ranges in --input, and serve all sizes"
+    )
     parser.set_defaults(run=_build)
 
 
 def _build(arguments: argparse.Namespace) -> int:
     first, *rest = _sizes(arguments.inputs)
+    if arguments.dynamic:
+        rest = rest[-1:]
     arguments.inputs, out = first, arguments.out
     call = call_of(arguments)
     dtype = dtype_of(arguments.dtype) if arguments.dtype is not None else None
     calls = [call, *(call.given(specs, device_of(arguments), dtype) for specs in rest)]
-    optimised, examples = fusepass.optimize(call.model), list(map(_example, calls))
+    optimised, examples = fusepass.optimize(call.model, **options_of(arguments)), list(map(_example, calls))
     attempt(
         f"building {arguments.target}",
         lambda: fusepass.save(
-            optimised, out, examples, architectures=arguments.architectures, weights=not arguments.no_weights
+            optimised,
+            out,
+            examples,
+            architectures=arguments.architectures,
+            weights=not arguments.no_weights,
+            dynamic=arguments.dynamic,
         ),
     )
     print(f"wrote {out}, {human_bytes(out.stat().st_size)}")

@@ -1,9 +1,9 @@
-"""What a CPU's kernels give where PyTorch's fake kernels say otherwise: types and strides of normalisations."""
+"""What kernels give where PyTorch's fake kernels say otherwise: types and strides of normalisations, most of them on a CPU."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,28 +25,39 @@ _LIKE_THE_INPUT = BATCH_NORMALISATIONS | {aten.native_batch_norm_backward.defaul
 _CONTIGUOUS = frozenset({aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default})
 """Operators whose first result is channels last where the input is, and contiguous otherwise; and those where it is contiguous."""
 
+_OF_WEIGHTS = aten._weight_norm_interface.default
+"""It gives weights and their norms."""
+
 _OPERANDS = ("weight", "bias", "running_mean", "running_var")
 
 
 def correct(graph: fx.Graph) -> None:
-    """Say in ``meta["val"]`` what `graph` gives on a CPU: AOTAutograd says what fake kernels give.
+    """Say in ``meta["val"]`` what `graph` gives: AOTAutograd says what fake kernels give.
 
-    - A normalisation of float16 or bfloat16 keeps statistics in float32 where one of its other operands has that type (as under autocast), and
+    - Norms of weights are float32 where these have 16 bits, on each device.
+    - On a CPU a normalisation of float16 or bfloat16 keeps statistics in float32 where one of its other operands has that type (as under autocast), and
       running statistics in the type that they have.
-    - Normalised values are contiguous or channels last, and what follows lies as operators lay it out for that.
+    - On a CPU normalised values are contiguous or channels last, and what follows lies as operators lay it out for that.
     """
     corrected: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or not (found := results_of(node)) or found[0].device.type != "cpu":
+        if node.op != "call_function" or not (found := results_of(node)):
+            continue
+        on_cpu, follows = found[0].device.type == "cpu", not corrected.isdisjoint(node.all_input_nodes)
+        if not (on_cpu or follows or node.target is _OF_WEIGHTS):
             continue
         before = node.meta["val"]
         if node.target is operator.getitem:
             node.meta["val"] = node.args[0].meta["val"][node.args[1]]
-        elif isinstance(node.target, OpOverload) and corrected.intersection(node.all_input_nodes):
+        elif isinstance(node.target, OpOverload) and follows:
             node.meta["val"] = _inferred(node, found[0].device)
-        if node.target in _KEEPING_STATISTICS:
+        if node.target is _OF_WEIGHTS:
+            node.meta["val"] = _typed(
+                node.meta["val"], (found[0].dtype, torch.promote_types(found[1].dtype, torch.float32))
+            )
+        if on_cpu and node.target in _KEEPING_STATISTICS:
             node.meta["val"] = _typed(node.meta["val"], _dtypes(node))
-        if node.target in _LIKE_THE_INPUT | _CONTIGUOUS:
+        if on_cpu and node.target in _LIKE_THE_INPUT | _CONTIGUOUS:
             node.meta["val"] = _laid_out(node)
         if _looks(before) == _looks(node.meta["val"]):
             node.meta["val"] = before
@@ -85,7 +96,7 @@ def _dtypes(node: fx.Node) -> Iterator[torch.dtype]:
     return iter((results[0].dtype, saved, saved, *(operand.dtype for operand in operands[-2:])))
 
 
-def _typed(results: Sequence[torch.Tensor], dtypes: Iterator[torch.dtype]) -> tuple[torch.Tensor, ...]:
+def _typed(results: Sequence[torch.Tensor], dtypes: Iterable[torch.dtype]) -> tuple[torch.Tensor, ...]:
     """`results`, described with these types; there may be more types than results."""
     return tuple(
         result if result.dtype is dtype else Spec.described(tuple(result.shape), result.stride(), dtype, result.device)

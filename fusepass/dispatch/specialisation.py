@@ -130,7 +130,7 @@ class Specialisation:
         arguments = self.signature.bind(tensors) or tuple(tensors)
         if not asked and not any(argument.is_cuda for argument in arguments):
             return None
-        reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph_module.graph, arguments)
+        reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph.graph, arguments)
         if reason is not None:
             return f"not used: {reason}"
         trial = None if asked else ReplayTrial.of(self.compiled.calls)

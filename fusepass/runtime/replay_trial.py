@@ -11,8 +11,8 @@ from fusepass.runtime.fast_path import awaited
 _SAMPLES = 3
 _MANY = 8
 """Calls in a graph from which on a replay is quicker than launches, with Python or without it."""
-_HIDDEN = 1.15
-"""How much longer than the host a device may take and still be thought to wait for it."""
+_HIDDEN = 2.0
+"""How many times as long as the host a device may take and still be thought to wait for it now and then, at the begin of a call above all."""
 _WORTH = 0.95
 """Of the time of launches, what a replay may take at most to be kept."""
 

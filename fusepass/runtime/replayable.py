@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
@@ -9,7 +11,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from fusepass.measure import extent
-from fusepass.patterns.aliasing import written
+from fusepass.patterns.aliasing import is_view, written
 from fusepass.patterns.effects import draws
 from fusepass.runtime.ops import NAMESPACE
 
@@ -19,7 +21,14 @@ _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
 _MOST_BYTES = 256 << 20
 _MASKS = (torch.bool, torch.uint8)
 aten = torch.ops.aten
-_INDEXED = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._unsafe_index_put, aten._index_put_impl_}
+_INDEXED = {
+    aten.index,
+    aten._unsafe_index,
+    aten.index_put,
+    aten.index_put_,
+    aten._unsafe_index_put,
+    aten._index_put_impl_,
+}
 
 
 def obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor], *, step: bool = False) -> str | None:
@@ -49,8 +58,8 @@ def unasked_obstacle(graph: fx.Graph, arguments: Sequence[torch.Tensor]) -> str 
     reason = _foreign(graph)
     if reason is not None:
         return reason
-    if sum(extent(value) * value.dtype.itemsize for value in _values(graph)) > _MOST_BYTES:
-        return f"its values take more than {_MOST_BYTES >> 20} MiB"
+    if _held(graph) > _MOST_BYTES:
+        return f"its values take more than {_MOST_BYTES >> 20} MiB at once"
     return obstacle(graph, arguments)
 
 
@@ -75,12 +84,37 @@ def step_obstacle(graph: fx.Graph, described: Sequence[object], static: Collecti
     return (None if asked else _foreign(graph)) or obstacle(graph, tensors, step=True)
 
 
+def _held(graph: fx.Graph) -> int:
+    """Bytes of what its calls give that are held at once, at the most: each from its call to its last reader."""
+    ends: dict[fx.Node, int] = {}
+    for place, node in enumerate(graph.nodes):
+        ends |= dict.fromkeys(map(_owner, [node, *node.all_input_nodes]), place)
+    freed: dict[int, int] = defaultdict(int)
+    held = most = 0
+    for place, node in enumerate(graph.nodes):
+        if _owner(node) is node:
+            nbytes = sum(extent(value) * value.dtype.itemsize for value in _results(node))
+            held, freed[ends[node]] = held + nbytes, freed[ends[node]] + nbytes
+        most = max(most, held)
+        held -= freed[place]
+    return most
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The call in whose memory a node's value lies."""
+    while node.target is operator.getitem or is_view(node.target):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
 def _waits(node: fx.Node) -> bool:
     """Whether the host needs a result of it: a number, how many elements there are, or where a mask is true."""
     tags = getattr(node.target, "tags", ())
     if torch.Tag.data_dependent_output in tags:
         return True
-    if getattr(node.target, "overloadpacket", None) in _INDEXED:  # only by a mask is it not known how many elements are meant
+    if (
+        getattr(node.target, "overloadpacket", None) in _INDEXED
+    ):  # only by a mask is it not known how many elements are meant
         return any(isinstance(place, fx.Node) and place.meta["val"].dtype in _MASKS for place in node.args[1])  # type: ignore[union-attr]
     return torch.Tag.dynamic_output_shape in tags
 
@@ -102,8 +136,12 @@ def overlaps(tensor: torch.Tensor) -> bool:
 def _values(graph: fx.Graph) -> Iterator[torch.Tensor]:
     """What its calls give, but for constants, which lie on the CPU until they are moved."""
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is not torch.ops.aten.lift_fresh_copy.default:
-            results = node.meta.get("val")
-            for value in results if isinstance(results, list | tuple) else (results,):
-                if isinstance(value, torch.Tensor):
-                    yield value
+        yield from _results(node)
+
+
+def _results(node: fx.Node) -> Iterator[torch.Tensor]:
+    if node.op == "call_function" and node.target is not aten.lift_fresh_copy.default:
+        results = node.meta.get("val")
+        for value in results if isinstance(results, list | tuple) else (results,):
+            if isinstance(value, torch.Tensor):
+                yield value

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._functorch import config as functorch
 from torch._functorch._aot_autograd.utils import make_boxed_func
@@ -32,6 +31,7 @@ from fusepass.progress import shown
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.memory import untraceable
 from fusepass.supported import check_versions
+from fusepass.training.aot import with_gradients
 from fusepass.training.attention import with_attention
 from fusepass.training.calls import AsTraced, Backward, Call, PerShape, Run, Unfused, without_views
 from fusepass.training.constant_parts import ConstantParts, constant_parts
@@ -147,7 +147,9 @@ class Backend:
                 return partition_joint(*args, num_fwd_outputs=num_fwd_outputs, applied=applied, **kwargs)
 
             try:
-                compiler = aot_autograd(
+                compiled = partial(
+                    with_gradients,
+                    inputs=example_inputs,
                     fw_compiler=lambda forward, inputs: self._compile_forward(forward, inputs, applied, visible, step),
                     inference_compiler=partial(
                         self._compile_forward, applied=applied, visible=sys.maxsize, inference=True
@@ -157,7 +159,7 @@ class Backend:
                     decompositions=DECOMPOSITIONS,
                     keep_inference_input_mutations=True,
                 )
-                return with_draws(given, lambda whole: compiler(whole, example_inputs))
+                return with_draws(given, compiled)
             except _Mistraced as mistraced:
                 return self._plain(graph, str(mistraced))
             except TensorifyScalarRestartAnalysis:  # it would take a float64 number in a tensor for a constant

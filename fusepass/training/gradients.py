@@ -18,6 +18,7 @@ from torch._decomp import decompositions
 from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.anchors import asks_for_weight
+from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.passes.geometry import per_axis
 
 aten = torch.ops.aten
@@ -100,7 +101,7 @@ BENDS: dict[OpOverload, Callable[..., Any]] = {
     aten.threshold_backward.default: decompositions.threshold_backward,
     aten.leaky_relu_backward.default: decompositions.leaky_relu_backward,
     aten.hardtanh_backward.default: decompositions.hardtanh_backward,
-    aten.hardsigmoid_backward.default: decompositions.hardsigmoid_backward,
+    aten.hardsigmoid_backward.default: CORRECTED[aten.hardsigmoid_backward.default],
 }
 """Gradients that are chosen by comparing a value, as PyTorch writes them."""
 

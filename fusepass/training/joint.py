@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import config, partitioners
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
@@ -38,7 +37,7 @@ from fusepass.compile.dropout import split_dropout
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.opclass import OpClass, classify
-from fusepass.patterns.simplify import Application
+from fusepass.patterns.simplify import Application, share_common
 from fusepass.patterns.traffic import nbytes
 from fusepass.runtime.meta import Meta
 from fusepass.training.budget import budget, within_budget
@@ -106,7 +105,7 @@ def minimum_cut(
     normalise_again(joint.graph)
     shorten_places(joint.graph)
     joint.graph.eliminate_dead_code()
-    joint.graph = fx_graph_cse(joint.graph)  # not later: what is made again is made twice
+    share_common(joint.graph)  # not later: what is made again is made twice
     split_dropout(joint.graph)  # not earlier: equal draws are two
     kinds = _kinds(joint.graph)
     save_compared(joint.graph, num_fwd_outputs)

@@ -17,13 +17,33 @@ struct Code {
     PyObject*** places;   // where attributes are
 };
 
-// The version of a dict, which every change moves on.
+// The version of a dict, which every change moves on; and what makes sure that it has one.
+#if PY_VERSION_HEX >= 0x030e0000
+// Dicts have no numbers of their own any more: one stands for all that are watched here.
+inline std::uint64_t edits = 1;
+inline int edits_watcher = -1;
+
+inline int edited(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
+    ++edits;
+    return 0;
+}
+
+inline std::uint64_t version(PyObject*) { return edits; }
+
+inline bool has_version(PyObject* dict) {
+    if (edits_watcher < 0) edits_watcher = PyDict_AddWatcher(edited);
+    return edits_watcher >= 0 && PyDict_Watch(edits_watcher, dict) == 0;
+}
+#else
 inline std::uint64_t version(PyObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
     return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #pragma GCC diagnostic pop
 }
+
+inline bool has_version(PyObject*) { return true; }
+#endif
 
 // Where the attribute `name` of `owner` is; null for none that is known here.
 inline PyObject** place_of(PyObject* owner, PyObject* name) {
@@ -126,6 +146,7 @@ inline bool read_code(Code* it) {
     for (Py_ssize_t i = 0; i < spaces; ++i) {
         PyObject* const space = PyTuple_GET_ITEM(it->spaces, i);
         if (!PyArg_ParseTuple(space, "O!O!O!", &PyDict_Type, &dict, &PyTuple_Type, &keys, &PyBool_Type, &whole)) return false;
+        if (!has_version(dict)) return false;
     }
     it->seen = static_cast<std::uint64_t*>(PyMem_Calloc(std::size_t(spaces) + 1, sizeof(std::uint64_t)));
     it->places = static_cast<PyObject***>(PyMem_Calloc(std::size_t(owners) + 1, sizeof(PyObject**)));

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.engine import ConjectureRunner
 from torch.utils import _pytree as pytree
 
 import fusepass
@@ -129,7 +131,10 @@ def draw(
             raise _Enough
 
     plain = torch.backends.mkldnn.flags(enabled=False)
-    with plain, contextlib.suppress(_Enough):  # as a failing test, the one way to end before all is drawn
+    fresh = mock.patch.object(
+        ConjectureRunner, "generate_mutations_from"
+    )  # models that hardly differ from the last one
+    with plain, fresh, contextlib.suppress(_Enough):  # as a failing test, the one way to end before all is drawn
         collect()
     return list(found.values())
 

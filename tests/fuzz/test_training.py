@@ -75,6 +75,6 @@ def test_a_wrong_gradient_is_found() -> None:
 
 
 def test_a_region_that_raises_is_a_failure() -> None:
-    with mock.patch.object(training, "check", side_effect=KeyError("planted")):
+    with mock.patch.object(training, "compare", side_effect=KeyError("planted")):
         (failure,) = run([EXAMPLE], "cpu")
     assert failure.kind == "KeyError"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from fusepass.config import Algebra, override
-from fusepass.numerics.check import check, observe
+from fusepass.garbage import collector_paused
+from fusepass.numerics.check import check, compare, exact, nudged_results, observe, settled
 from fusepass.training.backend import Backend
 from tests.blackbox.ways import Step
 from tests.fuzz.chunk import Example, Failure, Phases, draw, noted, quietly
@@ -24,6 +27,9 @@ from tests.support.lost import is_lost
 from tests.support.on_a_gpu import trained_on_a_gpu
 from tests.sweep.steps import as_on_a_gpu
 
+_ENDS_GRAPHS = (DataDependentOutputException, DynamicOutputShapeException)
+"""Where Python asks for a value, or sizes depend on values: only Dynamo ends graphs there."""
+
 
 @dataclass
 class _Prepared:
@@ -31,6 +37,8 @@ class _Prepared:
     eager: Step
     compiled: Step
     inputs: tuple[Tensor, ...]
+    expected: Any
+    exact: Any
 
 
 def draw_trained(number: int, count: int) -> list[Example]:
@@ -55,18 +63,19 @@ def run(
     prepared: list[_Prepared] = []
     phases = phases or Phases()
     cut = as_on_a_gpu() if partition == "gpu" else contextlib.nullcontext()
-    with quietly(), cut, batched() as batch, override(debug=True, tune="off"):
+    lazily = _use_lazy_graph_module(True)  # type: ignore[no-untyped-call]
+    with quietly(), cut, batched() as batch, collector_paused(), lazily, override(debug=True, tune="off"):
         with phases.timed("generate"):
             for example in examples:
                 with noted(example, failures, device), override(algebra=example.level):
                     judging(example)
                     each = _prepare(example, device, partition)
-                    if not _trains(each):
+                    if each is None:
                         continue
-                    # Only Dynamo ends graphs where Python asks for a value.
-                    with batch.dry(), contextlib.suppress(DataDependentOutputException):
-                        observe(each.compiled, each.inputs)
-                        prepared.append(each)
+                    prepared.append(each)
+                    if partition != "h200":  # where nothing is built, it is traced when it is judged
+                        with batch.dry(), contextlib.suppress(*_ENDS_GRAPHS):
+                            observe(each.compiled, each.inputs)
         with phases.timed("compile"):
             batch.compile()
         with phases.timed("judge"):
@@ -80,38 +89,41 @@ def run(
     return failures
 
 
-def _prepare(example: Example, device: str, partition: str) -> _Prepared:
+def _prepare(example: Example, device: str, partition: str) -> _Prepared | None:
+    """None where eager does not train, in its types or in float64: autograd forbids some writes, and some operators have no gradient."""
     module, inputs = example.model.make(device)
+    wanted = _wanted(example, inputs)
+    eager = Step(module, writes=True, wanted=wanted)
+    try:
+        expected, oracle = observe(copy.deepcopy(eager), inputs), exact(eager, inputs)
+    except (RuntimeError, NotImplementedError):
+        return None
     call: Callable[..., Any]
     if partition == "h200":
         call = trained_on_a_gpu(module, random.Random(example.model.seed))
     else:
         call = torch.compile(module, backend=Backend("step", {}), dynamic=False)
-    wanted = _wanted(example, inputs)
-    eager, compiled = (Step(module, each, writes=True, wanted=wanted) for each in (None, call))
-    return _Prepared(example, eager, compiled, inputs)
-
-
-def _trains(prepared: _Prepared) -> bool:
-    """Whether eager does: autograd forbids some writes, and some operators have no gradient."""
-    try:
-        observe(prepared.eager, prepared.inputs)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+    return _Prepared(example, eager, Step(module, call, writes=True, wanted=wanted), inputs, expected, oracle)
 
 
 def _wanted(example: Example, inputs: tuple[Tensor, ...]) -> list[int]:
-    """Which of the floating-point inputs have gradients: all, some or none, by the model's seed."""
+    """Which of the floating-point inputs have gradients: all or some, by the model's seed; perhaps none where there are parameters."""
     count = sum(each.is_floating_point() for each in inputs)
-    return [number for number in range(count) if (example.model.seed >> number) % 4]
+    wanted = [number for number in range(count) if (example.model.seed >> number) % 4]
+    return wanted if wanted or "nn." in "".join(example.model.layers.values()) else [0]
 
 
 def _judge(prepared: _Prepared) -> list[Failure]:
-    outcome = check(prepared.eager, prepared.compiled, prepared.inputs)
+    eager, inputs, oracle = prepared.eager, prepared.inputs, prepared.exact
+    try:
+        actual = observe(prepared.compiled, inputs, state=eager)
+    except _ENDS_GRAPHS:
+        return []
+    outcome = compare(actual, prepared.expected, oracle)
+    outcome = settled(outcome, actual, nudged_results(eager, inputs, observe), oracle)
     if outcome.ok:
         return []
-    noise = is_noise(prepared.eager, prepared.inputs, outcome, prepared.example.model.coarsest)
+    noise = is_noise(eager, inputs, outcome, prepared.example.model.coarsest)
     noise = noise or _is_traced_so(prepared)
     return [Failure(prepared.example, f"step: {outcome.explain()}", noise)]
 

@@ -42,7 +42,9 @@ DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.floa
 
 
 @st.composite
-def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False, among: Sequence[Step] = STEPS) -> Model:
+def models(
+    draw: st.DrawFn, most_steps: int = 14, large: bool = False, among: Sequence[Step] = STEPS, least_steps: int = 1
+) -> Model:
     """Models of one dtype over inputs with all kinds of shapes and strides; with `large` ones among them or not; of steps `among` these."""
     dtype = draw(st.sampled_from(DTYPES))
     model = Model(dtype, draw(st.integers(0, 99)), draw(st.booleans()), draw(st.booleans()))
@@ -55,7 +57,7 @@ def models(draw: st.DrawFn, most_steps: int = 14, large: bool = False, among: Se
         sketch.most = max(sketch.most, 3 * value.numel())
         sketch.exact.add(f"x{number}")
     torch.default_generator.manual_seed(model.seed)  # of the CPU: asking for those of all devices takes milliseconds
-    count = draw(st.integers(1, most_steps))  # lists of any length would be short ones mostly
+    count = draw(st.integers(least_steps, most_steps))  # lists of any length would be short ones mostly
     for step in draw(st.lists(st.sampled_from(among), min_size=count, max_size=count)):
         step(sketch)
     made = [name for name in sketch.values if name.startswith("v")]

@@ -67,7 +67,7 @@ class Sketch:
         """A line that gives `expression` a name, unless eager rejects it or the result is of no use."""
         try:
             with torch.no_grad():
-                value = eval(expression, self.scope, dict(self.values))
+                value = eval(expression, {**self.scope, **self.values})  # what a lambda reads is global
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
             return
         if not isinstance(value, Tensor) or value.numel() > self.most or value.dim() > 6:

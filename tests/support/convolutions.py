@@ -338,6 +338,9 @@ CASES: dict[str, Case] = {
     "2d, 80 channels": Case((2, 2, 7, 9), 80, (3, 3), (1, 1), (0, 1), (1, 1)),
     "2d, strided and dilated": Case((2, 4, 15, 17), 6, (3, 2), (2, 3), (2, 1), (2, 3)),
     "2d, one by one": Case((1, 1, 1, 1), 1, (1, 1), (1, 1), (0, 0), (1, 1)),
+    "2d, result channels last": Case(
+        (2, 3, 9, 21), 20, (3, 3), (2, 2), (1, 1), (1, 1), channels_last=True, result_last=True
+    ),
     "2d, channels last": Case((2, 6, 9, 10), 16, (3, 3), (1, 1), (1, 1), (1, 1), channels_last=True),
     "1d": Case((3, 5, 50), 7, (4,), (1,), (2,), (1,)),
     "1d, strided": Case((2, 2, 300), 16, (7,), (5,), (3,), (1,)),
@@ -401,6 +404,9 @@ DIRECT_HALVES: dict[str, Case] = {
         ("3d", CASES["3d, padded"], DType.BF16, 4),
         ("transposed", CASES["transposed 2d, dilated"], DType.F16, 4),
         ("2 groups", GROUPED["2 groups, 2d"], DType.BF16, 4),
+        ("last", replace(CASES["2d, result channels last"], out_channels=24), DType.BF16, 4),
+        ("last, 2 groups", replace(GROUPED["2 groups, 2d"], out_channels=16, result_last=True), DType.F16, 4),
+        ("last, transposed", replace(CASES["transposed 2d"], out_channels=8, result_last=True), DType.BF16, 4),
         ("2 groups, many channels", Case((1, 48, 6, 16), 48, (3, 3), (1, 1), (1, 1), (1, 1), groups=2), DType.F16, 4),
         ("2 groups, many channels, one warp", GROUPED["2 groups of many channels"], DType.F16, 1),
     )
@@ -619,17 +625,10 @@ SAMPLES: dict[str, Callable[[], Program]] = {
         for across in Across
     },
     **{
-        f"convolution {name}, {precision.value}, held halves": functools.partial(
-            generated, replace(CASES[name], precision=precision, halves=True, held=True)
-        )
-        for name in ("2d", "3d")
-        for precision in Precision
-    },
-    **{
         f"convolution 3d, {across.value}, held halves": functools.partial(
             generated_pooling, replace(CASES["3d"], halves=True, held=True), across
         )
-        for across in (Across.EACH, Across.LAYER)
+        for across in (Across.EACH, Across.ALL)
     },
     **{
         f"convolution {name}, products of halves": functools.partial(

@@ -6,8 +6,9 @@ backward compare may then come from either.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ import torch
 from functorch.compile import aot_function
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from fusepass.autotune import candidates, schedules
@@ -22,6 +24,7 @@ from fusepass.autotune.work import Work
 from fusepass.codegen.detect import taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
+from fusepass.codegen.lowering import activations
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.search import space
@@ -38,7 +41,7 @@ from fusepass.training.joint import minimum_cut
 from tests.support.interpret import interpret
 from tests.support.regions import called, memory_of, tensor_of
 
-_TRIED = 0.1
+_TRIED = 0.03
 """Share of the graphs whose regions have all candidates that may be tried."""
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -84,23 +87,36 @@ def trained_on_a_gpu(model: nn.Module, chance: random.Random, facts: DeviceFacts
 
 def _fused(graph: fx.GraphModule, chance: random.Random, facts: DeviceFacts) -> fx.GraphModule:
     """`graph` with calls in the place of its regions, as `compile_graph` does it."""
-    owner = fx.GraphModule(graph, graph.graph)
+    owner = _LazyGraphModule(graph, graph.graph)
     _move(owner.graph)
     correct(owner.graph)
     group_queries(owner.graph)
     simplify(owner)
     regions = partition(owner).regions
+    tried = chance.random() < _TRIED
     with (
         taken_for(facts),
-        override(tune="max" if chance.random() < _TRIED else "off"),
+        override(tune="max" if tried else "off"),
+        contextlib.nullcontext() if tried else _without_text(),
         mock.patch.object(candidates, "recall", return_value=None),
         mock.patch.object(schedules, "times_are_taken", return_value=True),
         mock.patch.object(space, "rounds_to_tf32", return_value=False),  # nor do operators that run here
         mock.patch.object(pipeline, "updates_of", return_value={}),  # writes stay where they are
+        mock.patch.object(activations, "FLOAT32_SIXTH", 1 / 6),  # of float64, which a CPU divides by six
     ):
         works, _ = pipeline.generated(owner, regions, Forms(), exact=True)
     ways = {work.region.name: Edges(tuple(work.arguments), work.region.outputs) for work in works}
     return splice(owner, regions, ways, {work.region.name: _call(work, chance) for work in works})
+
+
+@contextlib.contextmanager
+def _without_text() -> Iterator[None]:
+    """While open, sizes that differ are no reason to look at sources: rendering them takes as long as the passes."""
+    with (
+        mock.patch.object(Forms, "shared", lambda forms, generated: generated),
+        mock.patch.object(candidates, "reuse"),
+    ):
+        yield
 
 
 def _move(graph: fx.Graph) -> None:

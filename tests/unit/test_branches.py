@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,21 @@ def test_a_condition_is_what_forward_asked() -> None:
     assert asked == [torch.ops.aten.all.default]
     for mask, answer in ((FULL, True), (HALF, False)):
         assert condition.holds((torch.ones(6), torch.randn(4, 6), mask)) is answer
+
+
+def _of_places(self: Any, x: Tensor) -> Tensor:
+    """As transformers look for sequences that are packed."""
+    places = torch.arange(x.shape[-1], device=x.device)
+    return x.relu() * 2 if (places.diff() == 1).all() else x.tanh()
+
+
+def test_what_is_asked_of_constants_alone_is_no_condition() -> None:
+    found = captured(_of_places, torch.randn(4, 6))
+    assert isinstance(found, Captured)
+    assert found.conditions == ()
+    assert [node.target for node in found.graph.graph.nodes if node.op == "call_function"][:1] == [
+        torch.ops.aten.relu.default
+    ]
 
 
 def _by_state(self: Any, x: Tensor) -> Tensor:
@@ -171,7 +187,9 @@ def test_ever_new_branches_are_left_to_dynamo() -> None:
             x = torch.linspace(0.5, 1, 6) * 2**power
             torch.testing.assert_close(model(x), twin(x))
     assert made(model) == 4
-    assert model.report().capture is CaptureRoute.DYNAMO
+    # On Python 3.14 Dynamo (PyTorch 2.15) finds no graph in such a loop.
+    later = CaptureRoute.DYNAMO if sys.version_info < (3, 14) else CaptureRoute.UNTOUCHED
+    assert model.report().capture is later
 
 
 def test_tracers_see_the_branch() -> None:

@@ -279,6 +279,13 @@ def test_build_and_run(net: str, cache_dir: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "Gelu, 3 signatures"
     assert [line.partition("]")[0] for line in said[-3:]] == [f"float32[{rows}, 3" for rows in (1, 2, 3)]
+    assert (
+        main.main(["build", f"{net}:Gelu", "--input", "1..40,3", "--dynamic", "--tune", "off", "--out", "net.fuse"])
+        == 0
+    )
+    loaded, x = fusepass.load("net.fuse"), torch.randn(7, 3)
+    assert loaded.extra_repr() == "Gelu, 2 signatures"
+    torch.testing.assert_close(loaded(x), torch.nn.functional.gelu(x) * 2)
     for wrong in (["3..1,3"], ["1..2,1..3"], ["1..2,3", "--input", "1..3,3"]):
         assert main.main(["build", f"{net}:Gelu", "--input", *wrong, "--out", "net.fuse"]) == 2
         assert "ranges" in capsys.readouterr().err

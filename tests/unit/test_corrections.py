@@ -1,4 +1,4 @@
-"""What normalisations on a CPU are said to save has the types that it has."""
+"""What normalisations are said to save has the types that it has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from fusepass.codegen.lowering.tracer import Spec
 from fusepass.compile.corrections import correct
 from tests.support.aten import traced
 
@@ -37,6 +39,22 @@ def test_types_are_those_of_a_real_run(name: str, dtype: torch.dtype, wide: bool
     (output,) = graph.graph.find_nodes(op="output")
     said = [node.meta["val"].dtype for node in output.args[0]]
     assert said == [result.dtype for result in function(*inputs)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_norms_of_weights_have_the_type_in_which_backward_takes_them(dtype: torch.dtype) -> None:
+    """Wherever they come from, PyTorch's kernel or a region; fake kernels say that they are float16 where weights are."""
+    inputs = (torch.rand(3, 5, dtype=dtype), torch.rand(3, 1, dtype=dtype))
+    graph = traced(lambda v, g: aten._weight_norm_interface(v, g, 0)[1].detach(), *inputs)
+    wide = torch.promote_types(dtype, torch.float32)
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        for node in graph.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = tree_map_only(Tensor, lambda value: Spec.of(value, device), node.meta["val"])  # noqa: B023
+        correct(graph.graph)
+        *_, norms, detached, _ = graph.graph.nodes
+        assert (norms.meta["val"].dtype, detached.meta["val"].dtype) == (wide, wide)
+    assert aten._weight_norm_interface(*inputs, 0)[1].dtype is wide
 
 
 def test_what_is_right_already_stays() -> None:

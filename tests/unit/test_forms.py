@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -100,3 +101,23 @@ def test_unaligned_inputs_share_libraries_too() -> None:
     odd = forms.shared(Generated(k.layer_norm(72, 63), H200))
     with config.override(max_builds=1), pytest.raises(BuildError, match="max_builds"):
         odd.unaligned()
+
+
+def test_saved_forms_serve_what_their_texts_can_become_and_build_nothing() -> None:
+    """As an artifact keeps them: by JSON, and for sizes that come."""
+    forms = Forms(several=True)
+    for rows in (40, 41, 57):
+        forms.next_round()
+        forms.shared(Generated(k.layer_norm(rows, 64), H200))
+    assert [source.numbers is None for source in forms.sources] == [True, True, False], (
+        "for the first size, aligned or not"
+    )
+    saved = Forms.saved(json.loads(json.dumps(forms.data())))
+    texts = {source.text for source in forms.sources}
+    for rows in (40, 43, 57):
+        saved.next_round()
+        assert saved.shared(Generated(k.layer_norm(rows, 64), H200)).source.text in texts
+    with pytest.raises(TooManyBuilds, match="no library for layer_norm at these sizes"):
+        saved.shared(Generated(k.layer_norm(43, 80), H200))
+    with pytest.raises(TooManyBuilds, match="a library for each size: blocks that share rows"):
+        Forms(several=True).shared(Generated(k.in_teams(k.layer_norm(7, 20_000), 3, 3), H200))

@@ -1,4 +1,4 @@
-"""Gradients of convolutions: one operator for each, equal to the library's, and what becomes of that of the weight."""
+"""Gradients taken apart: of functions that bend, and of convolutions, each equal to the library's, and what becomes of that of the weight."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import CONVERSION_TARGET
+from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.lowering.formats import AnchorFormat, channels_last_strides
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.search.space import anchor_formats, search_space
@@ -21,13 +22,21 @@ from fusepass.compile.pipeline import CompiledGraph
 from fusepass.patterns.partition import partition
 from fusepass.training import backend
 from fusepass.training.backend import Backend
-from fusepass.training.gradients import DECOMPOSITIONS, gradients_apart
+from fusepass.training.gradients import BENDS, DECOMPOSITIONS, gradients_apart
 from fusepass.training.joint import minimum_cut
 from tests.support.regions import TILES, region, trace
 
 aten = torch.ops.aten
 H200 = DeviceFacts.h200()
 APART = DECOMPOSITIONS[aten.convolution_backward.default]
+
+LIMITS: dict[torch._ops.OpOverload, tuple[float | bool, ...]] = {
+    aten.threshold_backward.default: (0.3,),
+    aten.leaky_relu_backward.default: (0.1, False),
+    aten.hardtanh_backward.default: (-0.7, 0.7),
+    aten.hardsigmoid_backward.default: (),
+}
+"""What gradients are given besides a gradient and a value."""
 
 GEOMETRIES = {
     "dense": ((1,), (0,), (1,), 0, 1),
@@ -37,6 +46,26 @@ GEOMETRIES = {
     "groups": ((2,), (0,), (1,), 0, 2),
     "depthwise": ((1,), (1,), (1,), 0, 4),
 }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_of_binary_cross_entropy_at_its_ends(reduction: int, weighted: bool) -> None:
+    """Where probabilities are 0 or 1, what is divided by is a number that PyTorch's kernels round to float32."""
+    x, target = torch.tensor([0.0, 1.0, 0.3, 1e-13], dtype=torch.float64), torch.tensor([0.5, 0.0, 1.0, 1.0]).double()
+    gradient = torch.randn(x.shape if reduction == 0 else ()).double()
+    given = (gradient, x, target, target + 0.3 if weighted else None, reduction)
+    backward = aten.binary_cross_entropy_backward.default
+    torch.testing.assert_close(CORRECTED[backward](*given), backward(*given), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_of_functions_that_bend(dtype: torch.dtype) -> None:
+    """To the bit, for float64, too, in which PyTorch's kernels round some numbers to float32."""
+    gradient, x = torch.randn(2, 200).to(dtype), torch.randn(2, 200).mul(4).to(dtype)
+    assert BENDS.keys() == LIMITS.keys()
+    for target, function in BENDS.items():
+        assert torch.equal(function(gradient, x, *LIMITS[target]), target(gradient, x, *LIMITS[target])), target
 
 
 def convolution_of(rank: int, name: str, *, transposed: bool) -> tuple[Tensor, Tensor, tuple[object, ...]]:

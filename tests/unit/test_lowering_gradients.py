@@ -201,3 +201,14 @@ def test_other_gradients(name: str) -> None:
     target, arguments = _activation_gradients()[name]
     assert supports(target) or decomposition(target)
     operator_region(target, *arguments).check(exact=False)
+
+
+def test_places_that_are_known_within_a_tensor_are_read_by_windows_that_leave_it() -> None:
+    """A gradient of padding reads its clamped places by slices, and windows over it go beyond its ends."""
+
+    def function(gradient: Tensor, like: Tensor) -> Tensor:
+        inner = torch.ops.aten.reflection_pad2d_backward(gradient * 2, like, [2, 0, 1, 0])
+        return torch.ops.aten.col2im(inner, [3, 2], [2, 1], [1, 2], [0, 0], [1, 1])
+
+    made = region(function, torch.randn(1, 3, 6), torch.randn(1, 2, 4))
+    made.check(made.passed(pass_options(DeviceFacts.h200())))

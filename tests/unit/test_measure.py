@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,30 @@ def test_rounds_are_interleaved_and_bounded() -> None:
     rounds = [tuple(order[start : start + 2]) for start in range(0, len(order), 2)]
     assert len(rounds) == 12
     assert {*rounds} == {("a", "b"), ("b", "a")}
+
+
+def test_a_device_is_held_up_until_the_host_has_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a call's second run on, for as long as its quickest launch took, and not where launches are to count."""
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
+    held: list[int] = []
+    for name, value in (
+        ("Event", lambda enable_timing: event),
+        ("_sleep", held.append),
+        ("get_device_properties", lambda device: SimpleNamespace(L2_cache_size=0)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    real_empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **options: real_empty(*size, **options))
+    now = iter([0.0, 3e-4, 1.0, 1.0 + 1e-4, 2.0, 2.0 + 2e-4, 3.0, 3.5] * 2)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(now))
+    clock = measure.clock(torch.device("cuda"), launches=False)
+    for _ in range(4):
+        assert clock(event.record) == 1e-3
+    assert held == [pytest.approx(1.2 * seconds * 2e9, abs=1) for seconds in (3e-4, 1e-4, 1e-4)]
+    launched = measure.clock(torch.device("cuda"))
+    for _ in range(4):
+        launched(event.record)
+    assert len(held) == 3
 
 
 def test_a_busy_processor_counts_as_an_interruption() -> None:

@@ -63,6 +63,14 @@ MODELS = {
         image(2, 3, 8, 8),
         [("conv2d_batch_norm_relu", "anchor", 7, 1)],
     ),
+    "a branch that running statistics normalise": (
+        Model(
+            lambda a, b, m, n, x: (m(a(x)) + n(b(x))).relu(),
+            *(nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)),
+        ).eval(),
+        image(2, 3, 8, 8),
+        [("conv2d_batch_norm_batch_norm_add_relu", "anchor", 12, 1)],
+    ),
     "two anchors": (
         Model(lambda a, b, x: torch.logsumexp(b(torch.sigmoid(a(x))), 1), nn.Linear(8, 8), nn.Linear(8, 8)),
         image(4, 8),

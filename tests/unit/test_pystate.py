@@ -7,6 +7,7 @@ import collections
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fusepass
+from fusepass.capture.snapshot import _count_as_told
 from fusepass.capture.trace import Captured, CaptureFailure, capture
 from fusepass.guards.pystate import PythonState
 from fusepass.report.report import CaptureRoute
@@ -77,10 +79,25 @@ def _grow_deep(held: Any) -> None:
     held.a.b.scale += 1
 
 
+class Registry(dict[str, float]):
+    """Its methods take other keys, and fewer arguments, than a dict's."""
+
+    def __setitem__(self, key: str, value: float) -> None:
+        super().__setitem__(f"{key}!", value)
+
+    def get(self, key: str) -> float:  # type: ignore[override]
+        return self[f"{key}!"]
+
+
+def _register(held: Registry) -> None:
+    held["scale"] = held.get("scale") + 1
+
+
 STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], Any]]] = {
     "slots": (Slots, lambda held: held.scale, _grow),
     "third object": (lambda: Bag(a=Bag(b=Bag(scale=2.0))), _deep, _grow_deep),
     "order": (lambda: collections.OrderedDict(a=1.0, b=2.0), _first_value, _iteration),
+    "methods of its own": (lambda: Registry({"scale!": 2.0}), lambda held: held.get("scale"), _register),
     "array of NumPy": (lambda: numpy.array([2.0, 3.0]), _first, _increase),
     "array": (lambda: array.array("d", [2.0, 3.0]), _first, _increase),
     "deque": (lambda: collections.deque([1, 2], maxlen=2), _first, _append),
@@ -138,6 +155,16 @@ def test_iterators_that_forward_takes_from_are_put_back(make: Callable[[], Any])
 
 
 @torch.no_grad()
+def test_a_count_says_how_it_goes_on() -> None:
+    """From Python 3.14 on that is all that there is of it."""
+    for count in (itertools.count(5), itertools.count(5, 2), itertools.count(-1.5, 0.25), itertools.count(2**70, -1)):
+        next(count)
+        told = _count_as_told(repr(count))
+        assert [next(told) for _ in range(3)] == [next(count) for _ in range(3)]
+    with pytest.raises(TypeError, match="cannot be copied"):
+        _count_as_told(repr(itertools.count(Fraction(1, 3))))
+
+
 def test_an_iterator_that_is_only_held_is_in_no_way() -> None:
     model = Holds(itertools.count(1), lambda held: 2.0)
     held = model.held

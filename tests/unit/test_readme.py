@@ -99,7 +99,7 @@ def test_the_recipe_for_deployment_runs(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
     run_examples("docs/deployment.md")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.fuse", "model.ops", "model.pt2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dynamic.fuse", "model.fuse", "model.ops", "model.pt2"]
 
 
 @pytest.mark.usefixtures("_registry_unchanged")

@@ -449,4 +449,30 @@ def test_random_numbers_and_waiting_are_refused() -> None:
     for node in large.nodes:
         if node.op == "call_function":
             node.meta["val"] = node.meta["val"].repeat(1 << 26)
-    assert unasked_obstacle(large, ()) == "its values take more than 256 MiB"
+    assert unasked_obstacle(large, ()) == "its values take more than 256 MiB at once"
+
+
+@pytest.mark.parametrize(("kept", "refused"), [(False, False), (True, True)])
+def test_memory_counts_while_somebody_reads_it(kept: bool, refused: bool) -> None:
+    """Three values of 100 MiB, one made of the other, and views of them: two at once, or three where the first is a result."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from fusepass.runtime.replayable import unasked_obstacle
+
+    aten = torch.ops.aten
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        value = torch.empty(25 << 20, device="cuda")
+        rows = value.view(25, -1)
+    graph = torch.fx.Graph()
+    first = node = graph.placeholder("x")
+    for target, arguments, made in (
+        (aten.tanh.default, (), value),
+        (aten.view.default, ([25, -1],), rows),
+        (aten.exp.default, (), rows),
+        (aten.relu.default, (), rows),
+    ):
+        node = graph.call_function(target, (node, *arguments))  # type: ignore[arg-type]
+        node.meta["val"] = made
+        first = first if first.op == "call_function" else node
+    graph.output((node, first) if kept else (node,))
+    assert (unasked_obstacle(graph, ()) == "its values take more than 256 MiB at once") is refused

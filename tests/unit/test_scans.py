@@ -230,6 +230,14 @@ def test_what_scans_goes_along_one_axis() -> None:
     _compare(program, computed(made, program, on_gpu=True), made.exact())
 
 
+def test_a_dimension_of_one_is_no_other_axis_of_what_scans() -> None:
+    made = region(lambda x: (x * x.amax()).flip(0).cumsum(0), torch.randn(13, 1))
+    for options in (NO_SPLIT, pass_options(SMALL)):
+        program = made.passed(options)
+        assert len(program.kernels) == 1
+        made.check(program)
+
+
 def test_rows_that_do_not_stay_on_the_chip_are_scanned_by_a_kernel_of_their_own() -> None:
     facts = DeviceFacts.h200()
     for shape, kernels in (((4096, 16384), 1), ((4096, 16385), 2)):

@@ -95,7 +95,7 @@ def spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int,
     monkeypatch.setattr(rule, "_LEAST_SECONDS", dict.fromkeys(rule._LEAST_SECONDS, 0.0))
     monkeypatch.setattr(schedules, "_MOST", {"fast": 2, "max": 4})
     fake, seconds = FakeTime(), {-1: 1e-2}
-    monkeypatch.setattr(measure, "clock", lambda device: Told(clock))
+    monkeypatch.setattr(measure, "clock", lambda device, launches=True: Told(clock))
 
     def clock(call: Callable[[], object]) -> float:
         fake.spent = seconds[-1]

@@ -40,7 +40,10 @@ class Giving(nn.Module):
 def test_a_dataclass_is_its_fields() -> None:
     value = Plain(torch.ones(2), ("a", "b"))
     leaves, structure = flatten([value, 3])
-    assert structure.unflatten(leaves) == [value, 3]
+    made, number = structure.unflatten(leaves)
+    assert type(made) is Plain
+    assert made.scores is value.scores
+    assert (made.names, number) == (("a", "b"), 3)
     assert leaves[1:] == ["a", "b", 3]
 
 

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     made = FakeTime()
-    monkeypatch.setattr(measure, "clock", lambda device: made.clock)
+    monkeypatch.setattr(measure, "clock", lambda device, launches=True: made.clock)
     return made
 
 
@@ -146,7 +146,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def noise() -> float:
             return 1 + amplitude * float(torch.rand((), generator=generator)) ** 4
 
-        monkeypatch.setattr(measure, "clock", lambda device: Told(lambda call: call() * noise()))
+        monkeypatch.setattr(measure, "clock", lambda device, launches=True: Told(lambda call: call() * noise()))
 
     return noisy
 

@@ -50,7 +50,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     made = FakeTime()
-    monkeypatch.setattr(measure, "clock", lambda device: made.clock)
+    monkeypatch.setattr(measure, "clock", lambda device, launches=True: made.clock)
     return made
 
 
@@ -171,10 +171,10 @@ def test_what_a_busy_machine_says_counts_for_this_process_only(
     clock = fake_time.clock
     busy = Told(lambda call: (setattr(busy, "interruptions", busy.interruptions + 1), clock(call))[1])
     slow(GENERATED)
-    monkeypatch.setattr(measure, "clock", lambda device: busy)
+    monkeypatch.setattr(measure, "clock", lambda device, launches=True: busy)
     choice = choice_of(Net(), torch.rand(64))
     assert (choice.chosen, choice.disturbed, choices.entries()) == (EAGER, True, [])
-    monkeypatch.setattr(measure, "clock", lambda device: clock)
+    monkeypatch.setattr(measure, "clock", lambda device, launches=True: clock)
     assert not choice_of(Net(), torch.rand(64)).disturbed
     assert len(choices.entries()) == 1
 
@@ -347,7 +347,9 @@ def test_what_is_undecided_keeps_the_first_and_is_not_kept(
 ) -> None:
     """Each round says something else; the next specialisation tries again."""
     times = random.Random(0)
-    monkeypatch.setattr(measure, "clock", lambda device: Told(lambda call: (call(), times.choice((1e-3, 3e-3)))[1]))
+    monkeypatch.setattr(
+        measure, "clock", lambda device, launches=True: Told(lambda call: (call(), times.choice((1e-3, 3e-3)))[1])
+    )
     choice = choice_of(Net(), torch.rand(64))
     assert choice.chosen == GENERATED
     assert choice.reason is not None

@@ -16,12 +16,11 @@ from fusepass.codegen.ir.expr import ReductionResult
 from fusepass.codegen.ir.program import Kernel, Partials, Reduction
 from fusepass.codegen.ir.team import state_bytes
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, block, braces
+from fusepass.codegen.render.spelling import C_TYPES, block, braces, loop
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule, piece_count
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_convolution.tiles import MOST_ROWS
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.errors import ScheduleError
@@ -183,8 +182,7 @@ class RowStates(PartialStores):
         ]
         return [
             f"unsigned {c.mine}[{words}] = {{}};",
-            "#pragma unroll",
-            *block(f"for (int {c.i} = 0; {c.i} < {8 * words}; ++{c.i})", each),
+            *loop(c.i, 8 * words, each),
             f"const auto {c.own} = fp::OwnColumns<{words}>::of_thread({c.mine});",
         ]
 
@@ -197,10 +195,7 @@ class RowStates(PartialStores):
             lines.append(
                 f"const {state_type(each)} {self._found(number)} = fp::found_of({self._rows(number)}[{c.down}]);"
             )
-        yield "#pragma unroll"
-        yield from block(
-            f"for (int {c.down} = 0; {c.down} < 2; ++{c.down})", [*lines, *self._stores(f"{c.lane} % 4 == 0")]
-        )
+        yield from loop(c.down, 2, [*lines, *self._stores(f"{c.lane} % 4 == 0")])
 
     def _inside(self, words: int) -> list[str]:
         """Which of the columns from ``across`` on exist, in all rows alike."""
@@ -216,8 +211,7 @@ class RowStates(PartialStores):
             *scope.lines,
             f"{c.inside}[{c.i}] = __ballot_sync(0xffffffffu, {condition});",
         ]
-        head = f"for (int {c.i} = 0; {c.i} < {words}; ++{c.i})"
-        return [f"unsigned {c.inside}[{words}];", "#pragma unroll", *block(head, each)]
+        return [f"unsigned {c.inside}[{words}];", *loop(c.i, words, each)]
 
     def _existing(self, tail: bool) -> tuple[Scope, str]:
         """The condition that ``column`` exists in ``row``."""
@@ -240,8 +234,7 @@ class RowStates(PartialStores):
         ]
         return [
             f"unsigned {c.inside}[1] = {{}};",
-            "#pragma unroll",
-            *block(f"for (int {c.i} = 0; {c.i} < {share}::count; ++{c.i})", each),
+            *loop(c.i, f"{share}::count", each),
             f"{c.inside}[0] |= __shfl_xor_sync(0xffffffffu, {c.inside}[0], 4);",
         ]
 
@@ -279,7 +272,7 @@ class PositionStates(PartialStores):
         super().__init__(kernel, pointers, printer)
         self.plan, self.tiles, self.rows = plan, tiles, rows
         self.high = plan.high if isinstance(plan, MultistageSchedule) else 1
-        self.iterations = plan.iterations if isinstance(plan, ChunkSchedule | RegisterStationarySchedule) else 1
+        self.iterations = plan.iterations if isinstance(plan, ChunkSchedule) else 1
         self.warp_channels = self.iterations * plan.rows * ROWS
         self.stride, self.teams = plan.takers, plan.teams if isinstance(plan, ChunkSchedule) else 1
         self.warps = plan.on.block_warps // self.teams
@@ -292,8 +285,8 @@ class PositionStates(PartialStores):
         c = self.c
         on, count = self.plan.on, self.plan.on.block_warps * self.warp_channels
         place = on.block_warps * ROWS * on.staged_pitch
-        if isinstance(self.plan, SparseSchedule):  # rooms are where the tile is
-            place = -(self.plan.room_floats + self.plan.found_bytes // 4)
+        if isinstance(self.plan, RegisterStationarySchedule):  # rooms are where the tile is
+            place = -(on.state_floats + self.plan.found_bytes // 4)
         yield "// what was found of each channel so far: the states of each warp"
         for number, reduction in enumerate(self.partials.reductions):
             kind = state_type(reduction)

@@ -12,10 +12,9 @@ from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import PackedWriter, ScalingWriter
 from fusepass.codegen.render.cuda.contraction.convolution.multistage import MultistageWriter
-from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import PairsWriter
+from fusepass.codegen.render.cuda.contraction.convolution.register_stationary import RegisterStationaryWriter
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter
-from fusepass.codegen.render.cuda.contraction.convolution.sparse import SparseWriter
 from fusepass.codegen.render.cuda.contraction.product.kernel import ProductWriter, boxes_of
 from fusepass.codegen.render.cuda.family import Boxes, Family, Headers, Place, Text
 from fusepass.codegen.schedule_convolution import (
@@ -26,7 +25,6 @@ from fusepass.codegen.schedule_convolution import (
     ConvolutionSchedule,
     Way,
 )
-from fusepass.codegen.schedule_convolution.sparse import SparseSchedule
 from fusepass.codegen.schedule_product import ProductSchedule
 from fusepass.codegen.schedule_product.tiles import Tiling
 
@@ -45,11 +43,7 @@ class ConvolutionFamily(Family[ConvolutionSchedule]):
         (_anchored(lambda anchor: anchor.warps > 1), ("fp_wgmma.cuh", "fp_group.cuh")),
         (_anchored(lambda anchor: anchor.halves is not None), ("fp_wgmma_places.cuh", "fp_places.cuh")),
         (_anchored(lambda anchor: isinstance(anchor.halves, ScaledWeights)), ("fp_scaled.cuh",)),
-        (_anchored(lambda anchor: anchor.held), ("fp_scaled.cuh", "fp_held.cuh")),
-        (
-            lambda kernel, plan: isinstance(plan, SparseSchedule),
-            ("fp_wgmma.cuh", "fp_wgmma_sparse.cuh", "fp_sparse.cuh"),
-        ),
+        (_anchored(lambda anchor: anchor.held), ("fp_wgmma_sparse.cuh", "fp_held.cuh")),
         (_anchored(lambda anchor: anchor.column > 1), ("fp_partials.cuh",)),
         (lambda kernel, plan: kernel.partials is not None, ("fp_partials.cuh",)),
     )
@@ -79,9 +73,7 @@ class ConvolutionFamily(Family[ConvolutionSchedule]):
 
 
 CONVOLUTIONS = (
-    ConvolutionFamily(
-        REGISTER_STATIONARY, lambda plan: SparseWriter if isinstance(plan, SparseSchedule) else PairsWriter
-    ),
+    ConvolutionFamily(REGISTER_STATIONARY, lambda plan: RegisterStationaryWriter),
     ConvolutionFamily(CHUNKS, lambda plan: ScalingWriter if plan.source else PackedWriter),
     ConvolutionFamily(SHARED_STATIONARY, lambda plan: SharedStationaryWriter),
     ConvolutionFamily(MULTISTAGE, lambda plan: MultistageWriter),

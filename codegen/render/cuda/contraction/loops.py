@@ -10,9 +10,7 @@ from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, bare, block
-
-UNROLL = "#pragma unroll"
+from fusepass.codegen.render.spelling import C_TYPES, UNROLL, Identifiers, bare, loop
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Loop:
         """`lines`, which name the point by the loop, for each point."""
         if self.count == 1:
             return list(lines)
-        head = f"for (int {self.variable} = 0; {self.variable} < {self.count}; ++{self.variable})"
-        return [pragma, *block(head, lines)]
+        return loop(self.variable, self.count, lines, pragma)
 
 
 class ReductionLoops:

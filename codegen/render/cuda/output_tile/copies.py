@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import abc
+from dataclasses import dataclass
 
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.output_tiles import TileWindow
 from fusepass.codegen.ir.staged_windows import ASYNCHRONOUS
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy, loop
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 
 
-class TileSequence(Protocol):
-    """Tiles of a window that come one after another, `parts` of them at once, each to one of `places` places in turn.
+@dataclass(frozen=True)
+class TileSequence(abc.ABC):
+    """Tiles of a window that come one after another.
 
-    Copies for `together` iterations are begun before those for the first of them are laid down.
+    Attributes:
+        places: for which there is room; a tile takes the one that the oldest had.
+        parts: of a block, each of which has a tile in each turn.
+        together: iterations for which copies are begun before those for the first of them are laid down.
     """
 
-    @property
-    def frame(self) -> Frame: ...
-    @property
-    def tiles(self) -> StagedWindows: ...
-    @property
-    def window(self) -> TileWindow: ...
-    @property
-    def parts(self) -> int: ...
-    @property
-    def places(self) -> int: ...
-    @property
-    def together(self) -> int: ...
+    frame: Frame
+    tiles: StagedWindows
+    window: TileWindow
+    places: int
+    parts: int = 1
+    together: int = 1
 
+    @abc.abstractmethod
     def moved(self, scope: Scope, step: str, load: Load) -> tuple[str, str]:
         """How far `load` reads in turn `step` from where it reads in the first one, and the condition that something is there."""
 

@@ -14,12 +14,12 @@ from math import prod
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used
-from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
+from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies, TileSequence
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Constant, block
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop
 from fusepass.codegen.schedule.deep import (
     STAGES,
     exchanged_bytes,
@@ -32,34 +32,16 @@ from fusepass.codegen.schedule.plan_output_tile import DeepTile
 from fusepass.errors import RenderError
 
 
-@dataclass(frozen=True)
-class Iterations:
-    """The iterations in which a block takes tiles: each of its parts has one at a time."""
+@dataclass(frozen=True, kw_only=True)
+class Iterations(TileSequence):
+    """The iterations in which a block takes tiles, for all `windows`: each of its parts has one at a time."""
 
-    frame: Frame
     windows: tuple[TileWindow, ...]
-    tiles: StagedWindows
 
     @property
     def plan(self) -> DeepTile:
         assert isinstance(self.frame.schedule, DeepTile)
         return self.frame.schedule
-
-    @property
-    def window(self) -> TileWindow:
-        return self.windows[0]
-
-    @property
-    def parts(self) -> int:
-        return self.plan.parts
-
-    @property
-    def places(self) -> int:
-        return STAGES
-
-    @property
-    def together(self) -> int:
-        return 1
 
     @property
     def apart(self) -> int:
@@ -184,7 +166,9 @@ class DeepTiles:
         assert isinstance(frame.schedule, DeepTile)
         self.frame, self.plan, self.windows = frame, frame.schedule, windows
         self.tiles = StagedWindows(frame)
-        self.iterations = Iterations(frame, windows, self.tiles)
+        self.iterations = Iterations(
+            frame, self.tiles, windows[0], places=STAGES, parts=self.plan.parts, windows=windows
+        )
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
@@ -228,8 +212,7 @@ class DeepTiles:
         lines += block(more, [line for each in streams for line in each.begin(ahead)])
         lines += ["fp::end_copies();", *self._added(tile, weights)]
         lines += block(more, [line for each in streams for line in each.end(ahead)])
-        all_iterations = f"for (int {self._step} = 0; {self._step} < {iterations.steps}; ++{self._step})"
-        frame.top.lines += ["#pragma unroll 1", *block(all_iterations, lines)]
+        frame.top.lines += loop(self._step, iterations.steps, lines, ROLLED)
         if plan.parts > 1:
             frame.top.lines += self._together()
 

@@ -12,10 +12,10 @@ from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
 from fusepass.codegen.ir.sliding import Line
 from fusepass.codegen.render.cuda.output_tile.sliding import line as line_of
-from fusepass.codegen.render.cuda.output_tile.staged import loop, times
+from fusepass.codegen.render.cuda.output_tile.staged import times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, loop
 from fusepass.errors import RenderError
 
 
@@ -89,8 +89,7 @@ class LineWindows:
         lines = [*asked.lines, *(inner.lines if condition == "true" else block(f"if ({condition})", inner.lines))]
         few = prod(axis.size for axis in window.window.axes) <= UNROLLED_WINDOW
         for axis, variable in zip(reversed(window.others), reversed(variables), strict=True):
-            head = f"for (int {variable} = 0; {variable} < {axis.size}; ++{variable})"
-            lines = ["#pragma unroll" if few else "#pragma unroll 1", *block(head, lines)]
+            lines = loop(variable, axis.size, lines, UNROLL if few else ROLLED)
         return lines if window.others else block("", lines)
 
     def _fixed(self, window: LineWindow, scope: Scope) -> list[_Fixed]:

@@ -12,35 +12,26 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, at_first, output_tile_windows
 from fusepass.codegen.ir.planes import Planes
-from fusepass.codegen.render.cuda.output_tile.copies import TileCopies
+from fusepass.codegen.render.cuda.output_tile.copies import TileCopies, TileSequence
 from fusepass.codegen.render.cuda.output_tile.sliding import Form, form_of
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, times
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles, Target
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import ROLLED, block, loop
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.planes import STAGES, places
 from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
-class _PlaneTiles:
+class _PlaneTiles(TileSequence):
     """The tiles of a window's input, plane after plane; an iteration has `planes.turn` of them."""
 
-    frame: Frame
-    tiles: StagedWindows
-    window: TileWindow
-    planes: Planes
-    parts: int = 1
-
     @property
-    def places(self) -> int:
-        return places(self.window)
-
-    @property
-    def together(self) -> int:
-        return self.planes.iteration
+    def planes(self) -> Planes:
+        assert self.window.planes is not None
+        return self.window.planes
 
     def number(self, step: str) -> str:
         """The plane of tile `step`, counted from the block's first one; some that no result needs are left out."""
@@ -97,7 +88,8 @@ class PlaneTiles(OutputTiles):
         frame, plan, top = self.frame, self.plan, self.frame.top
         frame.printer.expect([store.value for store in frame.kernel.stores])
         top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
-        each = [_PlaneTiles(frame, self._tiles, window, self.planes) for window in self.windows]
+        together = self.planes.iteration
+        each = [_PlaneTiles(frame, self._tiles, window, places(window), together=together) for window in self.windows]
         tiles = [
             [self._tiles.declare(of.window, below, plan.planes * of.places) for below in of.window.below] for of in each
         ]
@@ -148,8 +140,7 @@ class PlaneTiles(OutputTiles):
             older = [f"{old}[{k}] = {new}[{k}];" for old, new in zip(states[:0:-1], states[-2::-1], strict=True)]
             results += loop(k, form.way.states, [*older, f"{states[0]}[{k}] = {form.state}();"])
         body = [*top.lines[self._loop : self._results], *results]
-        head = f"for (int {self._iteration} = 0; {self._iteration} < {self._iterations}; ++{self._iteration})"
-        top.lines[self._loop :] = ["#pragma unroll 1", *block(head, body)]
+        top.lines[self._loop :] = loop(self._iteration, self._iterations, body, ROLLED)
 
     def _begun(self, copies: list[TileCopies], iteration: str) -> list[str]:
         """Begin the copies of all planes of an iteration."""

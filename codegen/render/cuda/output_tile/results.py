@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Partials, Reduction, Store
-from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
 from fusepass.codegen.render.cuda.output_tile.staged import StagedWindows, times
 from fusepass.codegen.render.cuda.partials import state_type, store_partials
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.tile import OutputTilePlace
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
 from fusepass.codegen.schedule.output_tile_results import room_of_results, room_of_states

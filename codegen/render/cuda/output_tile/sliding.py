@@ -10,11 +10,11 @@ from fusepass.codegen.ir.expr import ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, at_first
 from fusepass.codegen.ir.sliding import Line, Reduced, reduced
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, loop, times
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.two_stage_windows import first_iteration
 

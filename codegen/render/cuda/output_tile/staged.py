@@ -11,7 +11,7 @@ from fusepass.codegen.ir.output_tiles import Below, TileWindow, as_used, at_firs
 from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, Constant, block
+from fusepass.codegen.render.spelling import C_TYPES, Constant, block, loop
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.codegen.schedule.staged_tile import tile_under
 from fusepass.errors import RenderError
@@ -305,8 +305,3 @@ def begin_copy(tile: StagedTile, to: str, source: str, inside: str, real: str, o
 
 def times(text: str, factor: int) -> str:
     return text if factor == 1 else f"{factor} * {text}"
-
-
-def loop(variable: str, count: int, lines: Sequence[str]) -> list[str]:
-    """A loop that the compiler unrolls, even where it has one iteration."""
-    return ["#pragma unroll", *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]

@@ -15,11 +15,11 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used, output_tile_windows
 from fusepass.codegen.render.cuda.output_tile.results import OutputTilePartials, OutputTileResults
 from fusepass.codegen.render.cuda.output_tile.sliding import Form, RowTurn, Sliding, form_of
-from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy, loop
+from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.errors import RenderError
 

@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
 from fusepass.codegen.render.cuda.walk.states import State, asked, declare_state, found, left, name_results
 from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Constant, block, written
+from fusepass.codegen.render.spelling import Constant, block, loop, written
 from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 
@@ -108,8 +108,7 @@ class CircularBufferWriter(KernelWriter):
 
     def _over_steps(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each step of a row."""
-        span = f"int {self.q} = 0; {self.q} < {self.plan.iterations}; ++{self.q}"
-        return ["#pragma unroll", *block(f"for ({span})", lines)]
+        return loop(self.q, self.plan.iterations, lines)
 
     # ---- rows
 

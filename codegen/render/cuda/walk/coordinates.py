@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.cuda.output_tile.place import output_tile_place
 from fusepass.codegen.render.cuda.walk.frame import Frame, Number
-from fusepass.codegen.render.cuda.walk.tile import Tile, arrange
+from fusepass.codegen.render.cuda.walk.tile import Tile, arrange, output_tile_place
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.spelling import Constant, Identifiers
 from fusepass.codegen.schedule.plan import CircularBuffer, Keep, Pieces, Schedule, TeamPart

@@ -17,11 +17,10 @@ from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, Reduct
 from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program, Role, Store
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
-from fusepass.codegen.render.cuda.output_tile.place import OutputTilePlace
-from fusepass.codegen.render.cuda.walk.tile import Arranged, Tile
+from fusepass.codegen.render.cuda.walk.tile import Arranged, OutputTilePlace, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Constant, Identifiers, block
+from fusepass.codegen.render.spelling import UNROLL, Constant, Identifiers, block, loop
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
@@ -260,9 +259,9 @@ class Frame:
         """A loop that the compiler unrolls, from the last turn to the first if `down`; the plain lines where it has one iteration."""
         if count == 1:
             return list(lines)
-        span = f"{variable} = {count - 1}; {variable} >= 0; --{variable}"
-        span = span if down else f"{variable} = 0; {variable} < {count}; ++{variable}"
-        return ["#pragma unroll", *block(f"for (int {span})", lines)]
+        if not down:
+            return loop(variable, count, lines)
+        return [UNROLL, *block(f"for (int {variable} = {count - 1}; {variable} >= 0; --{variable})", lines)]
 
     def before_limit(self, tile: Tile, number: str | Number) -> str:
         """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""

@@ -1,7 +1,8 @@
-"""A kernel as a CUDA thread goes over it: flat axes split into vectors, and which of these are its own."""
+"""A kernel as a CUDA thread goes over it: flat axes split into vectors, which of these are its own, and where its output tile lies."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusepass.codegen.ir.expr import Builder
@@ -12,10 +13,11 @@ from fusepass.codegen.ir.transpose import with_columns
 from fusepass.codegen.ir.twopass import split_statistics
 from fusepass.codegen.ir.vectors import across, backwards, coordinate_names, flatten, in_runs, split
 from fusepass.codegen.render.numbers import free
+from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Constant
 from fusepass.codegen.schedule.plan import Keep, Schedule
 from fusepass.codegen.schedule.plan_flat import Transposed
-from fusepass.codegen.schedule.plan_output_tile import OutputTile, PlaneTile
+from fusepass.codegen.schedule.plan_output_tile import DeepTile, OutputTile, PlaneTile, WindowTile
 from fusepass.codegen.schedule.plan_rows import Columns, Rows
 
 
@@ -110,3 +112,131 @@ class Tile:
     def last(self) -> str:
         """The C text of the last number."""
         return f"{self.limit} - 1" if self.limit else free(self.count - 1)
+
+
+@dataclass(frozen=True)
+class OutputTilePlace:
+    """The C texts of these numbers; empty where a block has one image, or one row of threads, and where there are no planes.
+
+    Attributes:
+        first_image, first_plane, first_row, first_column: the block's first image, and the first of its planes, rows and columns.
+        image: a thread's image.
+        top_row: a thread's first row.
+        plane, row_in_tile, column_in_tile: a thread's image, first row and first column, counted from the block's.
+        number: which of an image's output tiles the block has.
+        before: how many of the first rows and columns of the output tile are those of the output tile before, too.
+        above: how many of a thread's first rows are those of the thread above, too.
+    """
+
+    first_image: Constant
+    image: Constant
+    first_plane: str
+    first_row: str
+    first_column: str
+    top_row: str
+    plane: str
+    row_in_tile: str
+    column_in_tile: str
+    number: str
+    before: tuple[str, str]
+    above: str
+
+    @property
+    def own(self) -> tuple[str, str]:
+        """The first row and column of a thread's results that no other one has."""
+        rows, columns = self.before
+        if rows != "0" and self.row_in_tile:
+            rows = f"{rows} - {self.row_in_tile}"
+        if self.above != "0":
+            rows = self.above if rows == "0" else f"fp::greatest({rows}, {self.above})"
+        if columns != "0":
+            columns = f"{columns} - {self.column_in_tile}"
+        return rows, columns
+
+
+def output_tile_place(
+    arranged: Arranged,
+    plan: OutputTile,
+    top: Scope,
+    number: str,
+    constant: Callable[[str, str], str],
+    read_constant: Callable[[str, Callable[[], str] | str], Constant],
+) -> OutputTilePlace:
+    """Defines the image and the column of a thread in `top`; block `number`; `constant` declares a name with a value, and `read_constant` one
+    that is declared if anything reads it."""
+    y, x = arranged.image
+    turns = plan.parts if isinstance(plan, DeepTile) else 1
+    upright = isinstance(plan, WindowTile) and plan.upright
+    groups, cols = plan.groups // plan.planes // turns, plan.lanes * plan.width
+    image, first_row, first_column, row_in_tile, plane = number, "0", "0", "", ""
+    tile_heights, parts = -(-y.size // plan.tile_height), -(-x.size // cols)
+    numbers, rows_before, columns_before, above = list[str](), "0", "0", "0"
+    along = f"threadIdx.x / {plan.groups}" if upright else f"threadIdx.x % {plan.lanes}"
+    lane = constant("lane", along if plan.groups > 1 else "threadIdx.x")
+    down = f"threadIdx.x % {plan.groups}" if upright else f"threadIdx.x / {plan.lanes}"
+    column = column_in_tile = f"{lane} * {plan.width}" if plan.width > 1 else lane
+    if parts > 1:
+        image = constant("strip", f"fp::div({number}, {parts})")
+        numbers.append(f"fp::mod({number}, {parts})")
+        first_column = constant("first_column", _start(numbers[-1], cols, x.size))
+        columns_before = _before(numbers[-1], cols, x.size, first_column)
+        column_in_tile = constant("column", column)
+        column = f"{first_column} + {column_in_tile}"
+    column = constant(x.name, column)
+    top.define_axis(x, column)
+    if tile_heights > 1:
+        tile_height = f"fp::mod({image}, {tile_heights})"
+        numbers.append(f"{tile_height} * {parts}" if parts > 1 else tile_height)
+        first_row = constant("first_row", _start(tile_height, plan.tile_height, y.size))
+        rows_before = _before(tile_height, plan.tile_height, y.size, first_row)
+        image = f"fp::div({image}, {tile_heights})"
+    first_plane = ""
+    if arranged.through is not None and isinstance(plan, PlaneTile):
+        pieces = -(-arranged.through.size // plan.depth)
+        first_plane = "0"
+        if pieces > 1:
+            first_plane = constant(
+                "first_plane", _start(f"fp::mod({image}, {pieces})", plan.depth, arranged.through.size)
+            )
+            image = f"fp::div({image}, {pieces})"
+    top_row = first_row
+    if groups > 1:
+        group = f"int({down})" + (f" % {groups}" if plan.planes * turns > 1 else "")
+        top_row = row_in_tile = constant("group", _start(group, plan.unroll, plan.tile_height))
+        above = _before(group, plan.unroll, plan.tile_height, row_in_tile)
+        if tile_heights > 1:
+            top_row = constant("top_row", f"{first_row} + {row_in_tile}")
+    if plan.planes > 1:
+        image = f"{image} * {plan.planes}"
+        which = f"{down} / {groups}" + (f" % {plan.planes}" if turns > 1 else "")
+        plane = constant("plane", which)
+    first_image = at_image = read_constant("first_image", image)
+    if arranged.row is not None:
+        at_image = read_constant("row", lambda: f"{first_image} + {plane}" if plane else str(first_image))
+        top.define_axis(arranged.row, at_image)
+    in_output_tile = column_in_tile if parts > 1 else column
+    return OutputTilePlace(
+        first_image,
+        at_image,
+        first_plane,
+        first_row,
+        first_column,
+        top_row,
+        plane,
+        row_in_tile,
+        in_output_tile,
+        number=" + ".join(numbers) or "0",
+        before=(rows_before, columns_before),
+        above=above,
+    )
+
+
+def _before(which: str, length: int, count: int, start: str) -> str:
+    """How many points of a part that begins at `start` are those of the part before, too."""
+    return "0" if count % length == 0 else f"{which} * {length} - {start}"
+
+
+def _start(which: str, length: int, count: int) -> str:
+    """Where a part of so many of `count` points begins; the last one does so earlier where it would end behind them."""
+    begin = f"{which} * {length}" if length > 1 else which
+    return begin if count % length == 0 else f"fp::least({begin}, {count - length})"

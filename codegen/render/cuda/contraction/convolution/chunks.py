@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, prod
 
@@ -13,6 +13,7 @@ from fusepass.codegen.ir.convolution import HALVES, ROWS, few_halves, halves_of_
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.render.cuda.contraction.convolution.laid_out import pairs_of_warps, shared_pitch, takes_pairs
 from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
 from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
@@ -21,10 +22,9 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     dot,
     table,
 )
-from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs_of_warps, shared_pitch, takes_pairs
-from fusepass.codegen.render.cuda.contraction.loops import UNROLL
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place
-from fusepass.codegen.render.spelling import C_TYPES, block, either
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, either
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
     LONGEST_CHAIN,
@@ -50,6 +50,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         self.halves = self.anchor.halves
         self.each = prod(halves_of_place(self.source.shape[1], plan.parts))  # halves of a position
         self._own = OwnValues(self, self._held()) if has_own_values(kernel, plan) else None
+        self.turns = Loop(self.c.turn, plan.iterations)
         self.packed = self.c.tile  # where a tile's halves lie
         if plan.iterations > 1:
             self.first_channel = self.c.turn_channel
@@ -78,8 +79,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
 
     def _tables(self) -> Iterable[str]:
         where, weights = [], []
-        kernel = self.weight.shape[2:]
-        strides = [prod(kernel[axis + 1 :]) * self.each for axis in range(len(kernel))]
+        strides = [stride * self.each for stride in contiguous_strides(self.weight.shape[2:])]
         for phase in padded_places(self.plan):
             for first, second in zip(phase[::2], phase[1::2], strict=True):
                 where.append(first[0] | second[0] - first[0] << 16)
@@ -144,7 +144,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             product = f"({c.first_product} + {product})"
         lines = [
             f"const int {c.column} = {column};",
-            f"const int {c.channel} = {self._iteration_channel(c.turn)} + {c.column}{f' % {own}' if columns > own else ''};",
+            f"const int {c.channel} = {self._turn_channel} + {c.column}{f' % {own}' if columns > own else ''};",
             f"const int {c.place} = {self.weights_name}[{product} * 2 + {c.i} / 16 % 2];",
             f"int {c.half} = {c.place} + {c.i} % 2 * 4;",
             f"bool {c.real} = {c.place} >= 0 && {c.channel} < {outs};",
@@ -169,26 +169,15 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         )
         yield "// weights, as they are multiplied"
         head = f"for (int {c.i} = threadIdx.x; {c.i} < {plan.iteration_bytes // 8}; {c.i} += {plan.threads})"
-        yield from self._in_iterations(block(head, lines))
+        yield from self.turns.over(block(head, lines), ROLLED)
 
-    def _iteration_channel(self, iteration: str) -> str:
-        """The first channel of an iteration."""
+    @property
+    def _turn_channel(self) -> str:
+        """The first channel of a ``turn``."""
         c = self.c
         return (
-            c.first_channel
-            if self.plan.iterations == 1
-            else f"{c.first_channel} + {iteration} * {ROWS * self.plan.rows}"
+            c.first_channel if self.plan.iterations == 1 else f"{c.first_channel} + {c.turn} * {ROWS * self.plan.rows}"
         )
-
-    def _in_iterations(self, lines: Sequence[str]) -> list[str]:
-        """`lines` for each ``turn``."""
-        c = self.c
-        if self.plan.iterations == 1:
-            return list(lines)
-        return [
-            "#pragma unroll 1",
-            *block(f"for (int {c.turn} = 0; {c.turn} < {self.plan.iterations}; ++{c.turn})", lines),
-        ]
 
     # ---- products
 
@@ -257,13 +246,12 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             f"const uint64_t {c.inputs} = fp::place_descriptor({self.packed}, {plan.run}) + ({self.block_place()});",
             *self._multiply(),
         ]
-        if plan.sets > 1:
-            lines = ["#pragma unroll 1", *block(f"for (int {c.set} = 0; {c.set} < {plan.sets}; ++{c.set})", lines)]
+        lines = Loop(c.set, plan.sets).over(lines, ROLLED)
         if self._own:
             lines = [*self._own.begin(), *lines, *self._own.end()]
         if plan.iterations > 1:  # around the sets, so that a thread loads the factors of its channels once
-            lines.insert(0, f"const int {c.turn_channel} = {self._iteration_channel(c.turn)};")
-        return self._in_iterations(lines)
+            lines.insert(0, f"const int {c.turn_channel} = {self._turn_channel};")
+        return self.turns.over(lines, ROLLED)
 
     def own_staging(self, sums: Sums) -> str:
         return self._staging(shared=True)
@@ -283,7 +271,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         plan, on = self.plan, self.on
         warp = f"{c.warp} % {plan.tile_warps}" if plan.teams > 1 else c.warp
         first = f"({c.set} * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
-        pragma = "#pragma unroll 1" if self._own else UNROLL  # of what is left to sums that are not finite
+        pragma = ROLLED if self._own else UNROLL  # of what is left to sums that are not finite
         sums = Sums(self._staging(), self.rows, plan.covered, first, tuple(repair(self)), pragma)
         if self.kernel.reduction_loops and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
@@ -298,15 +286,10 @@ class ChunkWriter(PersistentWriter, abc.ABC):
             *self.finite(f"{c.sums}[{self.phase}]", [self.phase]),
             *results,
         ]
-        if len(on.phases) > 1:
-            first, last = "0", str(plan.part)
-            if plan.phase_blocks > 1:
-                first, last = c.first_phase, f"{c.first_phase} + {plan.part}"
-            head = f"for (int {c.phase} = {first}; {c.phase} < {last}; {c.phase} += {on.pair})"
-            yield "#pragma unroll 1"
-            yield from block(head, lines)
-        else:
-            yield from lines
+        first, last = (
+            ("0", str(plan.part)) if plan.phase_blocks == 1 else (c.first_phase, f"{c.first_phase} + {plan.part}")
+        )
+        yield from self.over_phases(lines, first, last)
 
     @functools.cached_property
     def together(self) -> int:

@@ -8,6 +8,7 @@ ago, a chunk of the input as many pieces ago as `_least_pieces` in the schedule 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from fusepass.codegen.ir.convolution import DEPTH, ROWS
 from fusepass.codegen.ir.dtype import Precision
@@ -17,13 +18,12 @@ from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_S
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import block, braces
+from fusepass.codegen.render.spelling import ROLLED, block, braces, loop
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
 
 FIELDS = 4  # numbers of a piece in the table of pieces
 SWAPS, LOADS, LAST = 1, 2, 4  # flags
-_ONCE = "#pragma unroll 1"
 
 
 class MultistageWriter(ConvolutionWriter):
@@ -49,17 +49,14 @@ class MultistageWriter(ConvolutionWriter):
         group = [
             f"float {c.sums}[{on.pair}]{self._sums()} = {{}};",
             f"bool {c.last};",
-            _ONCE,
+            ROLLED,
             *block("do", self._piece(), f"}} while (!{c.last});"),
             *self._results(),
         ]
-        if len(on.phases) > 1:
-            head = f"for (int {c.phase} = 0; {c.phase} < {len(on.phases)}; {c.phase} += {on.pair})"
-            group = [_ONCE, *block(head, group)]
-        else:
-            group = braces(group)
+        group = self.over_phases(group) if len(on.phases) > 1 else braces(group)
         if self.states:
             group += ["__syncthreads();", *self.states.end(self._from_row(c.first_row), self.end_channel)]
+        tiles = f"for (int {c.number} = {self._first_tile()}; {c.number} < {self.tile_count}; {c.number} += {stride})"
         body = [
             *self._places(),
             *(self.states.begin() if self.states else ()),
@@ -72,9 +69,7 @@ class MultistageWriter(ConvolutionWriter):
             "",
             f"for (int {c.n} = 0; {c.n} < {plan.stages - 1}; ++{c.n}) {c.fetch_piece}();",
             f"int {c.stage} = 0, {c.slot} = {plan.inputs - 1};",
-            f"for (int {c.number} = {self._first_tile()}; {c.number} < {self.tile_count}; {c.number} += {stride}) {{",
-            *("    " + line for line in (*self.tile_place(), f"int {c.piece} = 0;", *group)),
-            "}",
+            *block(tiles, [*self.tile_place(), f"int {c.piece} = 0;", *group]),
         ]
         return Text(tables=tuple(self._tables()), body=tuple(body))
 
@@ -82,7 +77,7 @@ class MultistageWriter(ConvolutionWriter):
 
     def _tables(self) -> Iterable[str]:
         positions = contiguous_strides(self.weight.shape[2:])
-        every = self._positions()
+        every = prod(self.weight.shape[2:])
         at, origin = [], []
         for number, group, tap in self.slices:
             here = self.on.phases[number].taps[tap]
@@ -105,13 +100,6 @@ class MultistageWriter(ConvolutionWriter):
             )
         ]
         yield from table(self.pieces_name, numbers)
-
-    def _positions(self) -> int:
-        """Kernel positions."""
-        total = 1
-        for size in self.weight.shape[2:]:
-            total *= size
-        return total
 
     # ---- where things are
 
@@ -176,7 +164,7 @@ class MultistageWriter(ConvolutionWriter):
         c = self.c
         plan, rows = self.plan, self.packed.shape[0] // self.anchor.groups
         slices = max(self.anchor.parts, 1)  # of 512 bytes, for 16 output channels and one kernel position
-        each, chunk = self.packed.strides[0] // SLICE_FLOATS, slices * plan.depth * self._positions()
+        each, chunk = self.packed.strides[0] // SLICE_FLOATS, slices * plan.depth * prod(self.weight.shape[2:])
         row = f"{c.first_row} + {remainder(c.i, plan.block_rows)}"
         if rows % plan.block_rows:  # what lies past the end is computed of other numbers and not stored
             row = f"{row} < {rows - 1} ? {row} : {rows - 1}"
@@ -301,8 +289,7 @@ class MultistageWriter(ConvolutionWriter):
             f"const float* const {c.near} = {c.mine} + {self.at_name}[{c.what}[0] + {c.s}];",
             *self.part.over(part),
         ]
-        yield _ONCE
-        yield from block(f"for (int {c.s} = 0; {c.s} < {c.what}[1]; ++{c.s})", one)
+        yield from loop(c.s, f"{c.what}[1]", one, ROLLED)
 
     def _multiply_together(self, weights: str) -> Iterable[str]:
         """The products of a piece whose weights begin at `weights`, by four warps together."""

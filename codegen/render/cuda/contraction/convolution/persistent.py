@@ -17,11 +17,11 @@ from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Reduction
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, quotient
-from fusepass.codegen.render.cuda.contraction.loops import UNROLL, Loop
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import state_type
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import bare, block, either
+from fusepass.codegen.render.spelling import UNROLL, bare, block, either
 
 
 class PersistentWriter(ConvolutionWriter, abc.ABC):

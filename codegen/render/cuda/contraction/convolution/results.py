@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.program import Buffer, Reduction, Store
-from fusepass.codegen.render.cuda.contraction.convolution.along import Along
+from fusepass.codegen.render.cuda.contraction.convolution.laid_out import (
+    Along,
+    channels_together,
+    pairs,
+    store_channels,
+    store_neighbours,
+    takes_pairs,
+)
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     Sums,
     TileWriter,
@@ -21,12 +28,11 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     quotient,
     store_own,
 )
-from fusepass.codegen.render.cuda.contraction.convolution.vectors import pairs, store_neighbours, takes_pairs
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import as_float, bare, block, braces
+from fusepass.codegen.render.spelling import ROLLED, as_float, bare, block, braces, loop
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -57,8 +63,8 @@ class ConvolutionWriter(TileWriter):
         """``broken``, for a warp: whether some of its sums in `sums`, which are those at hand in `loops`, are not finite."""
         c = self.c
         lines = [f"{c.broken} = {c.broken} || !{test}({sums});"]
-        for loop in reversed(loops):
-            lines = loop.over(lines)
+        for each in reversed(loops):
+            lines = each.over(lines)
         yield f"bool {c.broken} = false;"
         yield from lines
         yield f"{c.broken} = __any_sync(0xffffffffu, {c.broken});"
@@ -66,12 +72,15 @@ class ConvolutionWriter(TileWriter):
     # ---- results
 
     def epilogue(self, sums: Sums) -> Iterable[str]:
-        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel."""
-        if self.kernel.is_pointwise:
-            each = self._pairs(sums) if takes_pairs(self) else self.over_channels(sums, self._stores(), sums.unroll)
-            yield from each
-            return
-        yield from self.reductions(sums)
+        """What the kernel's expressions make of the sums: a thread takes neighbouring results, channel by channel or position by position."""
+        if not self.kernel.is_pointwise:
+            yield from self.reductions(sums)
+        elif takes_pairs(self):
+            yield from self._pairs(sums)
+        elif (width := channels_together(self)) > 1:
+            yield from self._over_rows(sums, [*self._repaired(sums), *store_channels(self, sums, width)])
+        else:
+            yield from self.over_channels(sums, self._stores(), sums.unroll)
 
     def factors(self) -> tuple[list[str], str]:
         """Lines that find what a sum of channel ``channel``, the ``row``-th of an iteration, is multiplied with; how ``sum`` is."""
@@ -104,19 +113,19 @@ class ConvolutionWriter(TileWriter):
         yield from sums.over_rows([*lines, *(self.states.add() if self.states else ())])
 
     def _pairs(self, sums: Sums) -> Iterable[str]:
-        """The same for two neighbours at a time; see `cuda.contraction.convolution.pairs`."""
+        """The same for two neighbours at a time."""
         lines = self._repaired(sums)
         if self.states:
             lines = [*self.over_positions(sums, []), *lines]
         yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll, sums.height)])
 
     def vectors(self, sums: Sums, width: int) -> Iterable[str]:
-        """The same for `width` neighbours; see `cuda.contraction.convolution.neighbours`."""
+        """The same for `width` neighbours."""
         stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
         yield from self._over_rows(sums, [*self._repaired(sums), *stored])
 
     def along(self, sums: Sums, width: int) -> Iterable[str]:
-        """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.along`."""
+        """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.laid_out`."""
         along = Along(self, sums.group, sums.covered)
         yield from along.begin()
         yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
@@ -207,9 +216,6 @@ class ConvolutionWriter(TileWriter):
         return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)
 
 
-_ONCE = "#pragma unroll 1"
-
-
 def repair(writer: ConvolutionWriter, height: int = ROWS) -> Iterable[str]:
     """Computes again what is not finite among a position's results, `height` channels of which are laid out: numbers beyond the range have no
     two TF32 parts.
@@ -257,8 +263,7 @@ class _Definition:
             *self._each(f"{c.largest}[{c.row}] = fp::maximum({c.largest}[{c.row}], {c.plain}[{c.row}]{bias});"),
         ]
         for letter, size in reversed(list(zip(writer.letters, writer.anchor.stride, strict=True))):
-            phase = c.named(f"r{letter}")
-            lines = [_ONCE, *block(f"for (int {phase} = 0; {phase} < {size}; ++{phase})", lines)]
+            lines = loop(c.named(f"r{letter}"), size, lines, ROLLED)
         begin = Loop(c.row, self.height).over([f"{c.largest}[{c.row}] = fp::Limits<float>::lowest;"])
         return [f"float {c.largest}[{self.height}];", *begin, *lines]
 
@@ -270,12 +275,11 @@ class _Definition:
         channel = writer.of_group(c.c, writer.ins)
         where = [f"{c.sample} * {source.strides[0]}", f"{writer.index_type}({channel}) * {source.strides[1]}"]
         weights = [f"{c.from_channel} * {weight.strides[out]}", f"{c.c} * {weight.strides[across]}"]
-        levels = [(f"for (int {c.c} = 0; {c.c} < {writer.ins}; ++{c.c})", list[str]())]
+        levels = [(c.c, writer.ins, list[str]())]
         real = []
         for number, letter in enumerate(writer.letters):
             tap, place = c.named(f"k{letter}"), c.named(f"i{letter}")
-            head = f"for (int {tap} = 0; {tap} < {weight.shape[2 + number]}; ++{tap})"
-            levels.append((head, [*_place(writer, number, tap, place)]))
+            levels.append((tap, weight.shape[2 + number], [*_place(writer, number, tap, place)]))
             real.append(f"{place} >= 0 && {place} < {source.shape[2 + number]}")
             where.append(f"{place} * {source.strides[2 + number]}")
             weights.append(f"{tap} * {weight.strides[2 + number]}")
@@ -286,8 +290,8 @@ class _Definition:
             f"const auto* const {c.weight} = {writer.pointers[weight.name]} + ({' + '.join(weights)}{writer.group_weights});",
             *self._each(f"{c.plain}[{c.row}] = fp::fma({c.number}, {factor}, {c.plain}[{c.row}]);"),
         ]
-        for head, before in reversed(levels):
-            lines = [_ONCE, *block(head, [*before, *lines])]
+        for variable, count, before in reversed(levels):
+            lines = loop(variable, count, [*before, *lines], ROLLED)
         return [f"float {c.plain}[{self.height}] = {{}};", *lines]
 
 

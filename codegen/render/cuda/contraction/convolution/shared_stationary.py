@@ -12,7 +12,7 @@ from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_S
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, table
 from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place, Text
-from fusepass.codegen.render.spelling import as_float, block
+from fusepass.codegen.render.spelling import ROLLED, as_float, block, loop
 from fusepass.codegen.schedule_convolution.shared_stationary import (
     SLICE,
     SharedStationarySchedule,
@@ -149,11 +149,7 @@ class SharedStationaryWriter(PersistentWriter):
             yield from self._results(results)
             return
         lines += [*([] if self.rounds else self.finite(results, [self.phase])), *self._results(results)]
-        if len(on.phases) > 1:
-            yield "#pragma unroll 1"
-            yield from block(f"for (int {c.phase} = 0; {c.phase} < {len(on.phases)}; {c.phase} += {on.pair})", lines)
-        else:
-            yield from lines
+        yield from self.over_phases(lines)
 
     @property
     def _sums(self) -> str:
@@ -186,9 +182,7 @@ class SharedStationaryWriter(PersistentWriter):
         pool = f"fp::pool_sums({c.largest}, {c.sums}[0]{bias});"
         broken = f"{c.broken} = {c.broken} || !fp::all_finite({c.sums}[0]);"
         yield from () if self.rounds else (f"bool {c.broken} = false;",)
-        yield "#pragma unroll 1"
-        each = [*lines, *([] if self.rounds else [broken]), pool]
-        yield from block(f"for (int {c.phase} = 0; {c.phase} < {len(self.on.phases)}; ++{c.phase})", each)
+        yield from loop(c.phase, len(self.on.phases), [*lines, *([] if self.rounds else [broken]), pool], ROLLED)
         yield from () if self.rounds else (f"{c.broken} = __any_sync(0xffffffffu, {c.broken});",)
 
     def _sum_up(self) -> list[str]:

@@ -13,10 +13,10 @@ from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.loops import UNROLL, Loop
+from fusepass.codegen.render.cuda.contraction.loops import Loop
 from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, Locals, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, Locals, bare, block
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.tiles import (
     GROUP,
@@ -210,6 +210,14 @@ class TileWriter:
             lines += own_sectors(on, self.anchor.spread[-1], self.c)
         return lines, " && ".join(conditions) or "true"
 
+    def over_phases(self, lines: Sequence[str], first: str = "0", last: str = "") -> list[str]:
+        """`lines` for each ``phase``, or several that are worked on together, from the `first` to before the `last`: for all, if nothing is said."""
+        if len(self.on.phases) == 1:
+            return list(lines)
+        phase = self.c.phase
+        head = f"for (int {phase} = {first}; {phase} < {last or len(self.on.phases)}; {phase} += {self.on.pair})"
+        return [ROLLED, *block(head, lines)]
+
     def _phase_starts(self, start: str) -> list[str]:
         """The first result element of a phase, per axis; `start` is that of a pair along the last one."""
         starts = ["0"] * len(self.axes)
@@ -284,7 +292,7 @@ class Sums:
     def over_rows(self, lines: Sequence[str]) -> list[str]:
         """`lines` for 16 channels after another, whose sums are laid out before."""
         if not self.staging:
-            return self.rows.over(["__syncwarp();", *lines], "#pragma unroll 1")
+            return self.rows.over(["__syncwarp();", *lines], ROLLED)
         staged = [self.staging] if self.phase is None else self.phase.over([self.staging])
         return self.rows.over(["__syncwarp();", *staged, "__syncwarp();", *lines])
 
