@@ -9,6 +9,7 @@ Layout, below `Config.cache_dir`::
     v1/failed/                           sources that did not compile
     v1/choices/                          what `fusepass.codegen.choices` keeps
     v1/regions/                          what `fusepass.autotune.recorded` keeps
+    v1/graphs/                           what `fusepass.compile.recalled` keeps
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ def _emptied(root: Path) -> int:
 def _removable(root: Path) -> Iterator[Path]:
     """What is kept in `root` or was left there: all but locks and builds under way. Links are not followed."""
     yield from (path for path in root.glob(f"{folders.STAGE}*") if _is_dead(path))
-    others = (root / name for name in (folders.FAILED, folders.CHOICES, folders.REGIONS, folders.SHARED))
+    others = (root / name for name in (*folders.RECORDS, folders.FAILED, folders.SHARED))
     yield from (path for path in others if os.path.lexists(path))
     for level in root.glob("??"):
         if _is_folder(level):

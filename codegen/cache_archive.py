@@ -26,7 +26,10 @@ from fusepass.errors import BuildError
 _KEY = r"[0-9a-f]{64}(?:-[0-9a-f]{16})?"
 _OF_LIBRARY = re.compile(rf"{folders.LIBRARIES}/({_KEY})/(lib\.so|meta\.json|source\.cpp|source\.cu)")
 _SHARED = re.compile(rf"{folders.SHARED}/([0-9a-f]{{64}}){re.escape(cache_entry.SHARED)}")
-_OF_RECORD = re.compile(rf"({folders.CHOICES}|{folders.REGIONS})/({_KEY})\.json")
+_OF_RECORD = re.compile(rf"({'|'.join(folders.RECORDS)})/({_KEY})\.json")
+
+_GENERATED = (folders.REGIONS, folders.GRAPHS)
+"""Records of what was generated: they are not counted, as nobody measured them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,10 @@ def write(path: Path) -> Moved:
                 _add_library(archive, entry.path)
             for choice in measured:
                 _add_record(archive, folders.CHOICES, choice.path)
-            for top, record in records.paths(folders.REGIONS):
-                if records.read(top, folders.REGIONS, record.stem) is not None:
-                    _add_record(archive, folders.REGIONS, record)
+            for folder in _GENERATED:
+                for top, record in records.paths(folder):
+                    if records.read(top, folder, record.stem) is not None:
+                        _add_record(archive, folder, record)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -151,7 +155,7 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 def _taken(archive: zipfile.ZipFile) -> Moved:
     libraries: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, str] = {}
-    kept: dict[str, dict[str, str]] = {folders.CHOICES: {}, folders.REGIONS: {}}
+    kept: dict[str, dict[str, str]] = {folder: {} for folder in folders.RECORDS}
     for name in archive.namelist():
         if found := _SHARED.fullmatch(name):
             shared[found[1]] = name
@@ -165,8 +169,9 @@ def _taken(archive: zipfile.ZipFile) -> Moved:
     made = sum(_put(key, {Path(each).name: archive.read(each) for each in names}) for key, names in libraries.items())
     for library in put:
         os.utime(library)  # it is removed behind those that share it: see `cache_entry.used`
-    for key, name in kept[folders.REGIONS].items():
-        records.put(folders.REGIONS, key, archive.read(name))
+    for folder in _GENERATED:
+        for key, name in kept[folder].items():
+            records.put(folder, key, archive.read(name))
     return Moved(made, sum(choices.put(key, archive.read(name)) for key, name in kept[folders.CHOICES].items()))
 
 

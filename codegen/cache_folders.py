@@ -18,7 +18,10 @@ from fusepass.config import cache_directory
 from fusepass.errors import warn
 
 FORMAT = "v1"
-CHOICES, REGIONS, FAILED, SHARED = "choices", "regions", "failed", "shared"
+CHOICES, REGIONS, GRAPHS, FAILED, SHARED = "choices", "regions", "graphs", "failed", "shared"
+RECORDS = (CHOICES, REGIONS, GRAPHS)
+"""The folders of `fusepass.codegen.records`."""
+
 LIBRARIES = "libraries"
 """What entries are in where they are named; on disk they are in folders of two digits."""
 

@@ -40,7 +40,7 @@ def trim(top: Path, most: int) -> int:
 
 def _kept(root: Path) -> Iterator[tuple[float, int, str]]:
     """Libraries, records and failed sources: when they were used last, their size in bytes, where they are."""
-    others = (root / name for name in (folders.CHOICES, folders.REGIONS, folders.FAILED, folders.SHARED))
+    others = (root / name for name in (*folders.RECORDS, folders.FAILED, folders.SHARED))
     for folder in (*root.glob(_OF_LIBRARIES), *others):
         if folder.is_symlink():  # which the cache does not use either
             continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,63 @@ class ChoiceEntry:
         return self.path.stem
 
 
+@dataclass
+class Asked:
+    """What something is decided by.
+
+    Attributes:
+        keys: of the records that were found or stored.
+        momentary: whether something else decided, too, that may be another the next time: how much memory was free, a trial that was disturbed.
+    """
+
+    keys: set[str] = field(default_factory=set)
+    momentary: bool = False
+
+
+_asked: ContextVar[Asked | None] = ContextVar("fusepass_choices", default=None)
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[Asked]:
+    """Note what is decided by until the block ends."""
+    noted = Asked()
+    token = _asked.set(noted)
+    try:
+        yield noted
+    finally:
+        _asked.reset(token)
+
+
+def momentary() -> None:
+    """To be called where something is decided by what is kept in no record and may be another the next time."""
+    if (noted := _asked.get()) is not None:
+        noted.momentary = True
+
+
+def state(key: str) -> str | None:
+    """A hash of the record kept under `key`; None where there is none."""
+    record = records.lookup(folders.CHOICES, key)
+    return None if record is None else key_of(record)
+
+
 def lookup(key: str) -> Record | None:
     """The record kept under `key`, if it is there and intact. Nothing is written but the time of its use, where that can be."""
-    return _record(records.lookup(folders.CHOICES, key))
+    record = _record(records.lookup(folders.CHOICES, key))
+    if record is not None:
+        _note(key)
+    return record
 
 
 def store(key: str, record: Record) -> None:
     """Keep `record` under `key`, in place of what is there; nothing happens where the disk cannot be written."""
+    _note(key)
     with contextlib.suppress(OSError):
         records.write(folders.CHOICES, key, asdict(record))
+
+
+def _note(key: str) -> None:
+    if (noted := _asked.get()) is not None:
+        noted.keys.add(key)
 
 
 def put(key: str, content: bytes) -> bool:

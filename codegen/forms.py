@@ -8,7 +8,7 @@ one is built. How many are built for a region is limited.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,6 +99,12 @@ class Forms:
         self.layouts: dict[tuple[object, ...], tuple[str, Mapping[str, float]]] = {}
         self.left_out: dict[tuple[object, ...], tuple[frozenset[str], str]] = {}
         self._lock = threading.RLock()
+        self._later: list[Callable[[], object]] = []
+
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether something was made of other sizes, or is to be."""
+        return self._several or self._round > 0 or bool(self._later)
 
     def data(self) -> list[Any]:
         """What `saved` makes the same libraries of, as JSON holds it."""
@@ -141,6 +147,16 @@ class Forms:
         """Another signature comes; what is generated in between belongs together."""
         with self._lock:
             self._round += 1
+
+    def tell_later(self, tell: Callable[[], object]) -> None:
+        """Let `catch_up` call `tell`, which tells of the libraries for sizes that an earlier process has met."""
+        self._later.append(tell)
+
+    def catch_up(self) -> None:
+        """Learn of all sizes that were met, as others come."""
+        later, self._later = self._later, []
+        for tell in later:
+            tell()
 
     def shared(self, generated: Generated) -> Generated:
         """`generated`, or the same with a library for several sizes.

@@ -139,9 +139,12 @@ class Generated:
         """
         if self.general_unaligned is not None:
             return self.general_unaligned(self)
-        if self.facts.target is Target.CPU and self.overrides == NO_OVERRIDES:
-            return self.source  # C++ assumes no alignment
-        return render(self.program, self.facts, aligned=False)
+        return self.source if self.takes_unaligned else render(self.program, self.facts, aligned=False)
+
+    @property
+    def takes_unaligned(self) -> bool:
+        """Whether its source, which C++ lets assume no alignment, serves any inputs."""
+        return self.facts.target is Target.CPU and self.overrides == NO_OVERRIDES
 
 
 def generate(

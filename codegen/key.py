@@ -40,8 +40,8 @@ def cache_key(source: Source) -> str:
 
 def cache_keys(sources: Sequence[Source]) -> list[str | BuildError]:
     """The `cache_key` of each of `sources`, or why it has none; compilers are looked at once for each kind of source."""
-    compilers = {(source.target, source.arch): source for source in sources}
-    endings = {kind: _compilers(source) for kind, source in compilers.items()}
+    kinds = {(source.target, source.arch): source for source in sources}
+    endings = {kind: compilers(source) for kind, source in kinds.items()}
     keys: list[str | BuildError] = []
     for source in sources:
         try:
@@ -51,8 +51,8 @@ def cache_keys(sources: Sequence[Source]) -> list[str | BuildError]:
     return keys
 
 
-def _compilers(source: Source) -> str:
-    """What stands for compilers at the end of a key; nothing where one is missing."""
+def compilers(source: Source) -> str:
+    """What stands for the compilers of `source` at the end of a key; nothing where one is missing."""
     try:
         return f"{COMPILERS}{_digest(_translation(source))[:_COMPILERS]}"
     except BuildError:

@@ -55,6 +55,7 @@ def source_data(source: Source) -> dict[str, Any]:
         "arch": source.arch,
         "numbers": encode(source.numbers),
         "replay": source.replay,
+        "of_list": source.of_list,
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fusepass.config import current
 from fusepass.patterns.opclass import OpClass
-from fusepass.patterns.pattern import Pattern, register
+from fusepass.patterns.pattern import Pattern, patterns, register
 
 _LOCAL = frozenset({OpClass.POINTWISE, OpClass.VIEW})
 _CHAIN = _LOCAL | {OpClass.REDUCTION, OpClass.NORMALISATION, OpClass.POOLING}
@@ -59,5 +60,13 @@ POINTWISE = Pattern(
     "places are read and written in whole cache lines",
 )
 
-for _pattern in (ANCHOR, NORMALISATION, REDUCTION, POOLING, SCAN, POINTWISE):
+_SHIPPED = (ANCHOR, NORMALISATION, REDUCTION, POOLING, SCAN, POINTWISE)
+
+for _pattern in _SHIPPED:
     register(_pattern)
+
+
+def is_as_shipped() -> bool:
+    """Whether the patterns are those of this package, as far as options do not disable them."""
+    allows = current().allows
+    return patterns() == tuple(pattern for pattern in _SHIPPED if allows(pattern.name))

@@ -90,9 +90,12 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _generated_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test replaces in the generator is run, whatever an earlier test generated of the same region; unless it asks for `records`."""
+    """What a test replaces in the generator is run, whatever an earlier test generated of the same region; unless it asks for `records`.
+    The same of whole graphs, which are found unless it asks for `graphs`."""
     if "records" not in request.fixturenames:
         monkeypatch.setattr("fusepass.autotune.candidates.restore", lambda *_: False)
+    if "graphs" not in request.fixturenames:
+        monkeypatch.setattr("fusepass.compile.recalled.key_of", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -100,6 +103,12 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache in which what is generated of regions is kept and found; gives the folder of these records."""
     monkeypatch.setenv("FUSEPASS_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "v1" / "regions"
+
+
+@pytest.fixture
+def graphs(records: Path) -> Path:
+    """The same of whole graphs, too; gives the folder of theirs."""
+    return records.with_name("graphs")
 
 
 @pytest.fixture(autouse=True)

@@ -32,12 +32,14 @@ def rounds_to_tf32(node: fx.Node) -> bool:
         return True
     needed = sum(map(measure.nbytes, operands)) + 3 * measure.nbytes(node.meta["val"])
     if torch.cuda.is_current_stream_capturing() or needed > _MEMORY_SHARE * measure.free_bytes(device):
+        choices.momentary()
         return False
     key = (device, str(_flags()), str(node.args[3:9]), *(f"{each.shape} {each.stride()}" for each in operands))
     if key not in _known:
         try:
             _known[key] = _found_earlier(key) or _found_now(key, operands, node.args[3:9])
         except RuntimeError:  # no memory after all, or no kernel for full precision
+            choices.momentary()
             return False
     return _known[key] == _TF32
 

@@ -152,7 +152,7 @@ def _signature(
     captured = made.captured
     if captured.conditions:
         raise ArtifactError(f"{type(model).__name__} branches on values of tensors, which an artifact cannot")
-    whole = not any(isinstance(node.target, Chunked) for node in captured.graph.graph.nodes)
+    whole = not any(isinstance(node.target, Chunked) for node in made.compiled.before.graph.nodes)
     compiled = [
         made.compiled if facts is None and whole else _compiled_again(optimised, call, captured, facts)
         for facts in wanted

@@ -15,12 +15,16 @@ from torch import fx
 
 from fusepass.codegen.plain import UNKNOWN, decode, encode
 from fusepass.errors import ArtifactError
-from fusepass.runtime.operators import cast_all
+from fusepass.runtime.meta import laid
+from fusepass.runtime.operators import cast_all, plain_cast, reinterpret, shorter
 
 _OF_SIZES = ("add", "floordiv", "ge", "le", "mod", "mul", "neg", "sub")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "cast_all": cast_all,
+    "laid": laid,
+    "reinterpret": reinterpret,
+    "to": torch.Tensor.to,
     **{name: getattr(operator, name) for name in _OF_SIZES},
 }
 """What graphs call beside registered operators, by name."""
@@ -81,10 +85,11 @@ def _node(
         if isinstance(value, torch.Tensor):
             return {"op": "constant", "name": node.name, "tensor": constants.name(value)}
     elif node.op == "call_function":
-        target = calls.get(node.target, _name(node.target))
+        called, args, kwargs = plain_cast(node) or (node.target, node.args, node.kwargs)
+        target = calls.get(called, _name(called))
         if target is not None:
-            data = {"op": "call", "name": node.name, "target": target, "args": _sequence(node.args, reference)}
-            kwargs = {name: encode(_plain(value), reference) for name, value in node.kwargs.items()}
+            data = {"op": "call", "name": node.name, "target": target, "args": _sequence(args, reference)}
+            kwargs = {name: encode(_plain(value), reference) for name, value in kwargs.items()}
             return data | ({"kwargs": kwargs} if kwargs else {})
     raise ArtifactError(f"{node.op} {node.target} cannot be written to an artifact")
 
@@ -114,7 +119,7 @@ def graph_of(
     constants: Mapping[str, torch.Tensor],
     device: Callable[[str], torch.device],
 ) -> fx.GraphModule:
-    """The graph of which `graph_data` made `data`.
+    """The graph of which `graph_data` made `data`; operators are called the shorter way.
 
     Args:
         calls: the functions that it calls by number.
@@ -146,7 +151,7 @@ def graph_of(
             node = graph.get_attr(name)
         elif kind == "call":
             target = each["target"]
-            called = calls[target] if isinstance(target, int) else _operator(target)
+            called = calls[target] if isinstance(target, int) else shorter(_operator(target))
             kwargs = {name: read(value) for name, value in each.get("kwargs", {}).items()}
             node = graph.call_function(called, tuple(map(read, each["args"])), kwargs)
         else:

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fusepass.artifact.container import Reader
-from fusepass.codegen import cache_entry, cache_folders, trust
+from fusepass.codegen import build, cache_entry, cache_folders, trust
 from fusepass.codegen.source import Source
-from fusepass.errors import ArtifactError
+from fusepass.errors import ArtifactError, BuildError
+from fusepass.runtime.region import Code
 
 _loaded: dict[str, ctypes.CDLL] = {}
 
@@ -28,6 +29,14 @@ class Libraries:
         first = self._files.setdefault(cache_entry.library_of(file.parent) or file, file)
         self._sources.setdefault(first, {})[source.text] = source
         return list(self._sources).index(first)
+
+    def unaligned(self, code: Code, library: Path) -> tuple[Source, Path] | None:
+        """What serves inputs that are not aligned, which is built; None where it cannot be, so that they run the operators."""
+        try:
+            source = code.unaligned()
+            return source, build.build(source)
+        except BuildError:
+            return None
 
     def entries(self) -> tuple[list[str], dict[str, bytes]]:
         """The names of the libraries in an artifact, in order; and its entries, the sources among them.

@@ -23,7 +23,6 @@ from fusepass.artifact.versions import check
 from fusepass.errors import ArtifactError
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import with_strides
-from fusepass.runtime.operators import shorten
 
 
 def load(
@@ -95,7 +94,6 @@ def _fill(
     def made(variant: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
         regions = [region_of(each, loaded, held, devices, fallbacks) for each in variant["regions"]]
         graph = graph_of(variant["graph"], [region.run for region in regions], held, devices)
-        shorten(graph)
         for region in regions:
             region.stay()
         return graph.forward

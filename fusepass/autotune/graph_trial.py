@@ -51,9 +51,12 @@ def seconds_of(what: str, graph: fx.GraphModule, ways: Ways, depends: Mapping[st
         if seconds is None:
             rounds = measured(graph, ways)
             if rounds is None:
+                choices.momentary()
                 return None
             seconds = {name: measure.typical(taken) for name, taken in rounds.samples.items()}
-            if not rounds.disturbed:  # else it serves this process alone
+            if rounds.disturbed:
+                choices.momentary()
+            else:
                 choices.store(key, _record(what, seconds))
     return seconds
 

@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from fusepass.autotune.graph_trial import CPU, seconds_of, times_decide
+from fusepass.codegen import choices
 from fusepass.codegen.forms import Forms
 from fusepass.config import current
 from fusepass.errors import BuildError
@@ -103,7 +104,8 @@ def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
     if not allows(PACKED_WEIGHTS) or not packable(graph.graph, states):
         return
     parameters = [*graph.graph.find_nodes(op="placeholder")][:states]
-    if sum(nbytes(node.meta["val"]) for node in parameters) > _MEMORY_SHARE * free_bytes(CPU):
+    if not fit_twice([nbytes(node.meta["val"]) for node in parameters]):
+        choices.momentary()
         return
     for name, form in ((PACKED_WEIGHTS, last), (_PLAIN_PACKED, graph)):
         if form is None:
@@ -114,7 +116,13 @@ def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
             if any(packed_calls(made.graph)):
                 yield name, _Form(made, Packed(made), applied)
         except BuildError:  # nothing tells whether parameters have changed
+            choices.momentary()
             return
+
+
+def fit_twice(sizes: Sequence[int]) -> bool:
+    """Whether there is memory for parameters of so many bytes once more."""
+    return sum(sizes) <= _MEMORY_SHARE * free_bytes(CPU)
 
 
 def _calls(forms: Mapping[str, _Form], inputs: Sequence[torch.Tensor]) -> dict[str, Callable[[], object]]:

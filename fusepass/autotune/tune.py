@@ -101,10 +101,12 @@ def choose(work: Work, regions: Mapping[str, FusedRegion]) -> None:
     try:
         choice = _remembered(work, regions, config.tune)
     except OperatorsFail as error:
+        choices.momentary()
         choice = Choice(chosen, reason=f"trying it failed with {error}")
     except Exception as error:  # out of memory, say
         if config.debug:
             raise
+        choices.momentary()
         what = next(iter(str(error).splitlines()), "")
         choice = Choice(chosen, reason=f"trying it failed with {type(error).__name__}: {what}")
         text = f'{work.region.name} runs as "{chosen}", which was compared with nothing: {choice.reason}'
@@ -159,6 +161,7 @@ def obstacle(work: Work, effort: str) -> str | None:
     inputs = [node.meta["val"] for node in work.arguments]
     results = [node.meta["val"] for node in work.region.outputs]
     if work.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        choices.momentary()
         return "a CUDA graph is being captured"
     if not all(value.numel() for value in (*inputs, *results)):
         return "a tensor has no elements"
@@ -170,6 +173,7 @@ def obstacle(work: Work, effort: str) -> str | None:
         return "binary_cross_entropy needs numbers between 0 and 1"
     needed = sum(map(measure.nbytes, inputs)) + _RESULTS * sum(map(measure.nbytes, results))
     if needed > _MEMORY_SHARE * measure.free_bytes(work.device):
+        choices.momentary()
         return "its tensors would take too much of the memory"
     budget, moved = BUDGETS[effort], work.region.bytes_before + work.region.bytes_after
     if work.generated is not None and moved / work.generated.facts.bandwidth > budget.most:
@@ -230,6 +234,7 @@ def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> 
     calls: dict[str, Callable[..., Any]] = {name: region.run for name, region in regions.items()}
     key = _key(work)
     if key is None:
+        choices.momentary()
         return _measured(work, calls, effort)
     with choices.locked(key):
         record = recall(work)  # of another process, meanwhile
@@ -239,6 +244,8 @@ def _remembered(work: Work, regions: Mapping[str, FusedRegion], effort: str) -> 
         choice = _measured(work, calls, effort)
         if not choice.disturbed and (choice.reason == _untimed() or choice.leaves_eager):
             choices.store(key, _record(work, choice, effort))
+        else:
+            choices.momentary()
     return choice
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -25,11 +27,12 @@ from fusepass.autotune.tune_budget import spend
 from fusepass.autotune.whole_graph import leave_out
 from fusepass.autotune.work import Work
 from fusepass.background import threads_soon
-from fusepass.codegen import build
+from fusepass.codegen import build, choices
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.search.space import handed_format
+from fusepass.compile import recalled
 from fusepass.compile.alike import follow, note_alike
 from fusepass.compile.boundary_views import edges
 from fusepass.compile.casts import gather_casts
@@ -69,34 +72,66 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CompiledGraph:
-    """One specialisation.
+class Parts:
+    """What a compiled graph is made of; calls need none of it.
 
     Attributes:
         before: the captured graph, simplified, every operator in it; `works` are regions of it.
         works: its regions, with what became of them.
-        spliced: makes `graph_module` when it is first called.
-        call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
-            Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
-        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
-            the positions of what it takes among the arguments of `call`.
-        rewritten: makes the graph that `call` runs, as a graph, with the regions' functions in it.
+        spliced: makes `CompiledGraph.graph_module` when it is first called.
+        rewritten: makes the graph that `CompiledGraph.call` runs, as a graph, with the regions' functions in it.
         called: by its name in `works`, what `call` runs a region by; its `run` is in that graph.
-        saved: seconds a call that the rewrites save, by the model of costs.
-        report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
-        fallbacks: counts calls that ran as the original operators.
     """
 
     before: fx.GraphModule
     works: tuple[Work, ...]
     spliced: Callable[[], fx.GraphModule]
-    call: Callable[..., tuple[Any, ...]]
-    without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     rewritten: Callable[[], fx.GraphModule]
     called: Mapping[str, FusedRegion]
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """One specialisation.
+
+    Attributes:
+        graph: what was compiled: simplified, or as it was captured where an earlier process has simplified it.
+        parts: gives what it is made of; where an earlier process has compiled it, that is compiled once more.
+        call: the same function as `graph_module` without the dispatcher, for plain tensors outside of every dispatch mode.
+            Where callers want that, of a list that it empties, so that arguments that nobody else holds are freed behind their last use.
+        without_python: makes what does as `call` with launchers that need no Python, once `fusepass.runtime.fast_path` is there; with
+            the positions of what it takes among the arguments of `call`.
+        saved: seconds a call that the rewrites save, by the model of costs.
+        report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
+        fallbacks: counts calls that ran as the original operators.
+    """
+
+    graph: fx.GraphModule
+    parts: Callable[[], Parts]
+    call: Callable[..., tuple[Any, ...]]
+    without_python: Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]
     saved: float
     report: Report
     fallbacks: FallbackCounter
+
+    @property
+    def before(self) -> fx.GraphModule:
+        """As `Parts` has it."""
+        return self.parts().before
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """As `Parts` has them."""
+        return self.parts().works
+
+    @property
+    def called(self) -> Mapping[str, FusedRegion]:
+        """As `Parts` has them."""
+        return self.parts().called
+
+    def rewritten(self) -> fx.GraphModule:
+        """As `Parts` makes it."""
+        return self.parts().rewritten()
 
     @property
     def calls(self) -> int:
@@ -115,7 +150,7 @@ class CompiledGraph:
         """Takes the captured graph's placeholders, returns its flat tuple; calls registered operators, so it can be
         traced, compiled and exported.
         """
-        return self.spliced()
+        return self.parts().spliced()
 
 
 @dataclass
@@ -168,12 +203,67 @@ def compile_graph(
         states: how many of the first placeholders are parameters or buffers, the same from call to call.
         lists: whether there may be regions of `fusepass.patterns.lists`, of which none or all run as generated code.
     """
-    given = graph
     warn_of_unknown_names()
-    clock = _Clock()
-    forms = forms or Forms()
-    forms.next_round()
     counter = fallbacks if fallbacks is not None else FallbackCounter()
+    forms = forms or Forms()
+    compiled = functools.partial(
+        _compiled, graph, name=name, counter=counter, forms=forms, exact_inputs=exact_inputs, applied=applied,
+        emptying=emptying, visible=visible, states=states, lists=lists,
+    )  # fmt: skip
+    if not exact_inputs or emptying or applied or forms.knows_sizes:
+        forms.catch_up()
+        return compiled()
+    clock = _Clock()
+    with clock.stage("look up"):
+        key = recalled.key_of(graph, visible=visible, states=states, lists=lists)
+        parts = _Later(lambda: compiled().parts())
+        found = None if key is None else recalled.recall(key, name, counter, lambda: parts().called)
+    if found is None:
+        with choices.asked() as asked:
+            return compiled(keep=None if key is None else functools.partial(recalled.keep, key, asked))
+    forms.tell_later(parts)
+    fast_path.begin()
+    report = replace(found.report, seconds=tuple(clock.seconds.items()))
+    _log_report(report)
+    without_python = _without_python(found.direct, found.regions, found.only)
+    keep_code(found.direct)
+    return CompiledGraph(graph, parts, found.direct.forward, without_python, found.saved, report, counter)
+
+
+class _Later:
+    """What `make` gives under the options of now, when it is first called."""
+
+    def __init__(self, make: Callable[[], Parts]) -> None:
+        self._make = make
+        self._surroundings = contextvars.copy_context()
+        self._lock = threading.RLock()
+        self._made: Parts | None = None
+
+    def __call__(self) -> Parts:
+        with self._lock:
+            if self._made is None:
+                self._made = self._surroundings.run(self._make)
+            return self._made
+
+
+def _compiled(
+    graph: fx.GraphModule,
+    *,
+    name: str,
+    counter: FallbackCounter,
+    forms: Forms,
+    exact_inputs: bool,
+    applied: Sequence[Application],
+    emptying: bool,
+    visible: int,
+    states: int,
+    lists: bool,
+    keep: Callable[[Mapping[str, Any], float, Report], None] | None = None,
+) -> CompiledGraph:
+    """As `compile_graph`, whatever became of such a graph earlier; `keep` gets what a later process may need, where that can be written."""
+    given = graph
+    clock = _Clock()
+    forms.next_round()
     tell("simplify")
     with clock.stage("simplify"):
         graph = _LazyGraphModule(graph, _copied(graph.graph))  # few ever read its code, which takes long to make
@@ -201,9 +291,9 @@ def compile_graph(
         leave_out(graph, works, functools.partial(_spliced, graph, fused, packed), forms, apart=not layouts)
     if any(work.region.members and work.state is not RegionState.FUSED for work in works):
         # Taken apart, PyTorch's operators on lists would be a launch for each tensor.
-        return compile_graph(
-            given, name=name, fallbacks=counter, forms=forms, exact_inputs=exact_inputs, applied=applied, emptying=emptying,
-            visible=visible, states=states, lists=False,
+        return _compiled(
+            given, name=name, counter=counter, forms=forms, exact_inputs=exact_inputs, applied=applied, emptying=emptying,
+            visible=visible, states=states, lists=False, keep=keep,
         )  # fmt: skip
     if layouts and not any(work.state is RegionState.FUSED for work in works):
         _put_back(layouts)
@@ -245,12 +335,16 @@ def compile_graph(
             gather_writes(made)
             return made
 
-        shorten(direct)
         only = None if emptying else only_call(direct.graph)
+        record = None
+        if keep is not None and not any(work.lost for work in works):
+            own = {work.region.name: functools.partial(operators_of, graph, work) for work in kept}
+            record = recalled.record_of(direct, kept_regions, packed, lambda name: own[name](), only)
+        shorten(direct)
         if emptying:
             empty_arguments(direct.graph)
         direct.real_recompile()
-        count = len(direct.graph.find_nodes(op="placeholder"))
+        without_python = _without_python(direct, kept_regions, only)
         keep_code(direct)
         for work in works:
             work.let_go()
@@ -265,18 +359,27 @@ def compile_graph(
         made.real_recompile()
         return made
 
-    def without_python() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
-        regions = {region.run: region for region in kept_regions}
+    if not build.is_given():
+        fast_path.begin()  # behind the builds and trials that the call waits for
+    saved = sum(application.before.seconds - application.after.seconds for application in applications)
+    if keep is not None and record is not None:
+        keep(record, saved, report)
+    made = Parts(graph, tuple(works), spliced, rewritten, called)
+    return CompiledGraph(graph, lambda: made, direct.forward, without_python, saved, report, counter)
+
+
+def _without_python(
+    direct: fx.GraphModule, called: Sequence[FusedRegion], only: recalled.Only | None
+) -> Callable[[], tuple[Callable[..., tuple[Any, ...]], Sequence[int]]]:
+    """`CompiledGraph.without_python` of `direct`, which calls these regions; `only` says of what one call it consists, if it does."""
+    regions, count = {region.run: region for region in called}, len(direct.graph.find_nodes(op="placeholder"))
+
+    def made() -> tuple[Callable[..., tuple[Any, ...]], Sequence[int]]:
         if only is not None and only[0] in regions:
             return regions[only[0]].launcher(always_tuple=True), only[1]
         return with_targets(direct, {run: value.launcher() for run, value in regions.items()}), range(count)
 
-    if not build.is_given():
-        fast_path.begin()  # behind the builds and trials that the call waits for
-    saved = sum(application.before.seconds - application.after.seconds for application in applications)
-    return CompiledGraph(
-        graph, tuple(works), spliced, direct.forward, without_python, rewritten, called, saved, report, counter
-    )
+    return made
 
 
 def _log_report(report: Report) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils._device as default
-from torch import nn
+from torch import fx, nn
 
 from fusepass.capture.naming import key
 from fusepass.capture.trace import Captured
@@ -46,7 +46,17 @@ class Inline:
         state: _State,
     ) -> None:
         self._state = state
-        self._graph = compiled.graph_module
+        self._compiled = compiled
+        self._graph: fx.GraphModule | None = None
+
+        def prepared() -> bool:
+            if self._graph is None:
+                self._graph = self._compiled.graph_module
+            return True
+
+        # As torch.compiler.assume_constant_result, which imports Dynamo: that calls it, and traces the graph which is there then.
+        prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        self._prepared = prepared
         self._outputs = captured.outputs
         modules = list(model.modules())
         self._states = tuple((modules[slot.index], slot.name) for slot in captured.states)
@@ -100,7 +110,8 @@ class Inline:
         """The model's result."""
         states = [getattr(module, name) for module, name in self._states]
         tensors = [_argument(args, kwargs, place) for place, _ in self._tensors]
-        return self._outputs.fill(self._graph(*states, *tensors))
+        self._prepared()
+        return self._outputs.fill(self._graph(*states, *tensors))  # type: ignore[misc]
 
 
 class _State:

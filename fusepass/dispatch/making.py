@@ -142,7 +142,7 @@ class Maker:
                     )
                 report = replace(compiled.report, seconds=(("capture", begun.seconds), *compiled.report.seconds))
                 compiled = replace(compiled, report=report)
-                if not signature.complete(replace(captured, graph=compiled.before)):
+                if not signature.complete(replace(captured, graph=compiled.graph)):
                     return CaptureFailure("a setting of PyTorch changed while it was compiled", final=True)
                 # What tracers see is compared with the model as it is by now.
                 traceable = len(self.traceable) < _MOST_TRACEABLE and signature.bind(tensors) is not None

@@ -35,7 +35,7 @@ class Specialisation:
     `alone` says that where nothing pays the model's own method `forward` is to serve.
 
     Attributes:
-        captured, compiled, signature: what it consists of. The captured graph itself has given way to the simplified one:
+        captured, compiled, signature: what it consists of. The captured graph itself has given way to the one that was compiled:
             signatures are many, and graphs are most of what they take.
         arity: how many positional tensors the call has; -1 where it is not just positional tensors.
         bind: gives the graph's arguments for the input tensors of a call, as `Signature.bind`; None where it is for others.
@@ -87,7 +87,7 @@ class Specialisation:
         traceable: bool = True,
         alone: bool = False,
     ) -> None:
-        self.captured = replace(captured, graph=compiled.before)
+        self.captured = replace(captured, graph=compiled.graph)
         self.compiled = compiled
         self.signature = signature
         self.arity = _arity(captured)
@@ -102,7 +102,7 @@ class Specialisation:
         self.writes = bool(self.written)
         self._sizes = [
             extent(node.meta["val"]) * node.meta["val"].dtype.itemsize
-            for node in compiled.before.graph.find_nodes(op="placeholder")
+            for node in compiled.graph.graph.find_nodes(op="placeholder")
         ]
         self._apart: list[int] = []  # where arguments lay that share nothing that is written
         self._plain = self._call
@@ -130,7 +130,7 @@ class Specialisation:
         arguments = self.signature.bind(tensors) or tuple(tensors)
         if not asked and not any(argument.is_cuda for argument in arguments):
             return None
-        reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph_module.graph, arguments)
+        reason = (obstacle if asked else unasked_obstacle)(self.compiled.graph.graph, arguments)
         if reason is not None:
             return f"not used: {reason}"
         trial = None if asked else ReplayTrial.of(self.compiled.calls)

@@ -63,7 +63,7 @@ _OURS: dict[Any, Callable[..., Any]] = {torch.ops.fusepass.draw.default: draw}
 
 def shorter(target: Any) -> Any:
     """What to call instead of `target`, an operator's overload, with the same arguments; itself where nothing is known."""
-    return SHORTER.get(target, target)
+    return SHORTER.get(target) or _OURS.get(target, target)
 
 
 def gives_contiguous(target: Any) -> bool:
@@ -77,23 +77,24 @@ reinterpret: Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], tor
 """The memory of a plain tensor under another shape and other strides, so many elements behind its beginning; to autograd it is no view."""
 
 
-def _is_cast(node: fx.Node) -> bool:
-    """Whether `node` copies a tensor to another type, and changes nothing else."""
+def plain_cast(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:
+    """What to call, and with what, in place of an operator that copies a tensor to another type and changes nothing else; None for others."""
     if node.target is not aten._to_copy.default:
-        return False
+        return None
     before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     plain = {*node.kwargs} <= {"dtype", "layout", "device", "pin_memory"} and not node.kwargs.get("pin_memory")
     same = before.device == after.device and before.layout is after.layout
-    return plain and same and before.dtype is not after.dtype and "dtype" in node.kwargs
+    if not (plain and same and before.dtype is not after.dtype and "dtype" in node.kwargs):
+        return None
+    return _methods.to, (node.args[0], node.kwargs["dtype"]), {}
 
 
 def shorten(graph_module: fx.GraphModule) -> None:
     """Let the graph's operators be called the shorter way, in place."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            if _is_cast(node):
-                node.target, node.args, node.kwargs = _methods.to, (node.args[0], node.kwargs["dtype"]), {}
-            node.target = _OURS.get(node.target) or shorter(node.target)
+            node.target, node.args, node.kwargs = plain_cast(node) or (node.target, node.args, node.kwargs)
+            node.target = shorter(node.target)
     graph_module.recompile()
 
 

@@ -25,6 +25,10 @@ class Packed:
     Args:
         graph_module: as `fusepass.patterns.packing.pack` left it.
 
+    Attributes:
+        make: makes it of parameters.
+        sizes: the bytes of each of these.
+
     Raises:
         BuildError: there is no compiler, or it failed.
     """
@@ -35,6 +39,8 @@ class Packed:
         nodes = made_of(made)
         parameters = [node for node in nodes if node.op == "placeholder"]
         copies = {node: graph.placeholder(node.name) for node in parameters}
+        for node, copy in copies.items():
+            copy.meta = dict(node.meta)
         for node in nodes:
             if node.op != "placeholder":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -51,15 +57,21 @@ class Packed:
         self._numbers = [
             number for number, node in enumerate(graph_module.graph.find_nodes(op="placeholder")) if node in copies
         ]
-        make = fx.GraphModule(graph_module, graph)
-        self._kept = Kept(make.forward, [_bytes(node.meta["val"]) for node in parameters])
+        self.make = fx.GraphModule(graph_module, graph)
+        self.sizes = [_bytes(node.meta["val"]) for node in parameters]
+        self._kept = Kept(self.make.forward, self.sizes)
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """What a graph calls for what is kept, with the parameters."""
+        return self._kept.of
 
     def use(self, graph_module: fx.GraphModule) -> None:
         """Let `graph_module`, which has the arguments and the nodes of the first one, call the library so, in place."""
         graph = graph_module.graph
         given = list(graph.find_nodes(op="placeholder"))
         with graph.inserting_after(given[-1]):
-            kept = graph.call_function(self._kept.of, tuple(given[number] for number in self._numbers))
+            kept = graph.call_function(self.call, tuple(given[number] for number in self._numbers))
         for call, (weight, bias) in zip(packed_calls(graph), self._places, strict=True):
             with graph.inserting_before(call.result):
                 packed = graph.call_function(operator.getitem, (kept, weight))

@@ -32,7 +32,7 @@ from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report.choice import EAGER, Choice
 
-pytestmark = pytest.mark.usefixtures("records")
+pytestmark = pytest.mark.usefixtures("records")  # but not `graphs`: whole graphs are compiled anew
 
 
 @pytest.fixture(autouse=True)
