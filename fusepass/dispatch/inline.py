@@ -6,6 +6,7 @@ import copy
 import enum
 import math
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,17 +47,7 @@ class Inline:
         state: _State,
     ) -> None:
         self._state = state
-        self._compiled = compiled
-        self._graph: fx.GraphModule | None = None
-
-        def prepared() -> bool:
-            if self._graph is None:
-                self._graph = self._compiled.graph_module
-            return True
-
-        # As torch.compiler.assume_constant_result, which imports Dynamo: that calls it, and traces the graph which is there then.
-        prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]
-        self._prepared = prepared
+        self._traced, self._prepared = _traced_later(compiled)
         self._outputs = captured.outputs
         modules = list(model.modules())
         self._states = tuple((modules[slot.index], slot.name) for slot in captured.states)
@@ -111,7 +102,28 @@ class Inline:
         states = [getattr(module, name) for module, name in self._states]
         tensors = [_argument(args, kwargs, place) for place, _ in self._tensors]
         self._prepared()
-        return self._outputs.fill(self._graph(*states, *tensors))  # type: ignore[misc]
+        assert self._traced.graph is not None
+        return self._outputs.fill(self._traced.graph(*states, *tensors))
+
+
+class _Traced:
+    """The graph that tracers see, once it is there."""
+
+    graph: fx.GraphModule | None = None
+
+
+def _traced_later(compiled: CompiledGraph) -> tuple[_Traced, Callable[[], bool]]:
+    """Where the graph of `compiled` will be, and what makes it."""
+    traced = _Traced()
+
+    def prepared() -> bool:
+        if traced.graph is None:
+            traced.graph = compiled.graph_module
+        return True
+
+    # As torch.compiler.assume_constant_result, which imports Dynamo: that calls it, and traces the graph which is there then.
+    prepared._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return traced, prepared
 
 
 class _State:

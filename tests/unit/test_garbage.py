@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,8 +50,13 @@ def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
-def test_the_first_call_loads_without_full_collections_and_for_its_device_only() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+def test_the_first_call_loads_without_full_collections_and_for_its_device_only(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "FUSEPASS_CACHE_DIR": str(tmp_path),
+    }  # in which nothing is found that would be rendered
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["False", "True", "True", "False", "True"]
 
 
