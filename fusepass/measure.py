@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ import torch
 # Random numbers that are drawn for a tensor; larger ones repeat them. A prime, so that rows do not repeat.
 MOST_WHOLE = 8  # the largest whole number that is made up
 _BLOCK = 65521
+_THREADS = Path("/proc/self/task")
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
 _PATIENCE = 3  # times the seconds of what is timed that are spent on waiting for rounds that nothing interrupts
 _HELD = 1.2  # times the seconds of its launches that a device is held up
 _LONGEST = 2e-3  # seconds of launches that it is held up for: longer calls are long on the device as well, or hopeless
 _CYCLES = 2e9  # of a device in a second, about
+_LOST = 0.05  # of the seconds of what is timed, that its threads may wait for processors
 _QUIET = 0.1  # seconds in which one interruption changes no time by more than a few percent; busy neighbours cause one in 3 ms
 
 
@@ -38,6 +41,24 @@ class Clock:
 
     def __call__(self, call: Callable[[], object]) -> float:
         raise NotImplementedError
+
+    def waited(self) -> float | None:
+        """Seconds that threads of this process have waited for a processor that others had, so far; None where nothing tells."""
+        return None
+
+
+class Watch:
+    """Tells of the calls that `clock` times from here on whether other work has changed their times."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._interruptions, self._waited = clock, clock.interruptions, clock.waited()
+
+    def disturbed(self, seconds: float) -> bool:
+        """Whether times of so many seconds in all may be wrong by more than a few percent."""
+        waited = self._clock.waited()
+        if waited is None or self._waited is None:
+            return self._clock.interruptions - self._interruptions > seconds / _QUIET
+        return waited - self._waited > _LOST * seconds
 
 
 def made_up(like: Sequence[torch.Tensor], device: torch.device, *, signed: bool = False) -> list[torch.Tensor]:
@@ -126,6 +147,9 @@ class _WallClock(Clock):
         self.interruptions += _switches() - before
         return seconds
 
+    def waited(self) -> float | None:
+        return _waited()
+
 
 class _DeviceClock(Clock):
     """Interruptions count while the host launches; the device does not mind those of a host that waits for it."""
@@ -159,9 +183,13 @@ def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def is_disturbed(interruptions: int, seconds: float) -> bool:
-    """Whether so many interruptions may have changed a time of so many seconds."""
-    return interruptions > seconds / _QUIET
+def _waited() -> float | None:
+    """What the kernel counts of all threads; it says more than how often they had to wait, as some machines interrupt each of them a hundred times
+    a second, for next to nothing."""
+    try:
+        return sum(int(each.read_text().split()[1]) for each in _THREADS.glob("*/schedstat")) / 1e9 or None
+    except (OSError, ValueError, IndexError):  # no such file here, or a thread that has ended
+        return None
 
 
 @dataclass(frozen=True)
@@ -203,10 +231,9 @@ def in_turn(
             break
         if len(kept) + len(interrupted) >= least and (spent > _PATIENCE * seconds or time.perf_counter() > end):
             break
-        before = clock.interruptions
+        watch = Watch(clock)
         taken = {name: clock(calls[name]) for name in order}
-        disturbed = is_disturbed(clock.interruptions - before, sum(taken.values()))
-        (interrupted if disturbed else kept).append(taken)
+        (interrupted if watch.disturbed(sum(taken.values())) else kept).append(taken)
         spent += sum(taken.values())
         orders.shuffle(order)
     if len(kept) >= least:

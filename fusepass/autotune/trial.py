@@ -154,7 +154,7 @@ def fastest(
     clock = measure.clock(device, launches=False)
     calls = {name: _bound(call, inputs) for name, call in {**generated, EAGER: eager}.items()}
     clock(calls[EAGER])  # warms up
-    before = clock.interruptions
+    watch = measure.Watch(clock)
     first = clock(calls[EAGER])
     if first > budget.most:
         return Choice(next(iter(generated)), reason=f"one run takes {first:.2g} s")
@@ -168,7 +168,7 @@ def fastest(
         clearly_slower = _CLEARLY * min(once.values())
         running = {name: call for name, call in calls.items() if once[name] <= clearly_slower}
     samples: Mapping[str, Sequence[float]] = {name: [once[name]] for name in running}
-    disturbed = measure.is_disturbed(clock.interruptions - before, _FEW_RUNS * sum(once.values()))
+    disturbed = watch.disturbed(_FEW_RUNS * sum(once.values()))
     if len(running) > 1 and LEAST_ROUNDS * sum(once[name] for name in running) <= budget.most:
         rounds = measure.in_turn(
             running,

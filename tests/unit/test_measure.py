@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -103,14 +104,35 @@ def test_a_device_is_held_up_until_the_host_has_launched(monkeypatch: pytest.Mon
     assert len(held) == 3
 
 
-def test_a_busy_processor_counts_as_an_interruption() -> None:
-    """Threads that never sleep, more than there are processors, have to leave them to each other."""
+def test_what_interrupts_often_and_takes_nothing_is_no_disturbance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "_THREADS", tmp_path)
+    files = [tmp_path / name / "schedstat" for name in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("9000000000 1000000000 7\n")
     clock = measure._WallClock()
+    watch = measure.Watch(clock)
+    clock.interruptions += 500
+    files[0].write_text("9900000000 1020000000 300\n")
+    assert not watch.disturbed(1.0)
+    assert watch.disturbed(0.3)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_busy_processor_counts_as_an_interruption(
+    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that never sleep, more than there are processors, have to leave them to each other, whether or not the kernel tells for how long."""
+    clock = measure._WallClock()
+    if not told:
+        monkeypatch.setattr(measure, "_THREADS", tmp_path)
     processors = len(os.sched_getaffinity(0))
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * processors)]
     try:
-        seconds = clock(lambda: sum(range(20_000_000)))
-        assert measure.is_disturbed(clock.interruptions, seconds)
+        watch = measure.Watch(clock)
+        assert watch.disturbed(clock(lambda: sum(range(20_000_000))))
     finally:
         for process in spinning:
             process.kill()
