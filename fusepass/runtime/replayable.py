@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_leaves
 
 from fusepass.measure import extent
-from fusepass.patterns.aliasing import is_view, written
-from fusepass.patterns.effects import draws
+from fusepass.patterns.aliasing import base, written
+from fusepass.patterns.effects import draws, waits_for_host
 from fusepass.runtime.ops import NAMESPACE
 
 ON_CPU = "everything lies on the CPU"
 _KNOWN = ("aten", "prims", NAMESPACE)
 _COLLECTIVES = ("c10d", "_c10d", "_dtensor")
 _MOST_BYTES = 256 << 20
-_MASKS = (torch.bool, torch.uint8)
 aten = torch.ops.aten
 _INDEXED = {
     aten.index,
@@ -101,22 +101,16 @@ def _held(graph: fx.Graph) -> int:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """The call in whose memory a node's value lies."""
-    while node.target is operator.getitem or is_view(node.target):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    """The call that made the memory of a node's value."""
+    node = base(node)
+    return base(node.all_input_nodes[0]) if node.target is operator.getitem else node
 
 
 def _waits(node: fx.Node) -> bool:
-    """Whether the host needs a result of it: a number, how many elements there are, or where a mask is true."""
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.data_dependent_output in tags:
-        return True
-    if (
-        getattr(node.target, "overloadpacket", None) in _INDEXED
-    ):  # only by a mask is it not known how many elements are meant
-        return any(isinstance(place, fx.Node) and place.meta["val"].dtype in _MASKS for place in node.args[1])  # type: ignore[union-attr]
-    return torch.Tag.dynamic_output_shape in tags
+    """Whether the host waits for the device in a call: for a number, for how many elements there are, or for where a mask is true."""
+    target = aten.index.Tensor if getattr(node.target, "overloadpacket", None) in _INDEXED else node.target
+    given = [leaf.meta.get("val") for leaf in tree_leaves(node.args[:2]) if isinstance(leaf, fx.Node)]
+    return waits_for_host(target, given)
 
 
 def _foreign(graph: fx.Graph) -> str | None:
