@@ -42,16 +42,22 @@ class Condition:
         return bool(self.graph(*arguments)) is self.answer
 
 
-def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Mapping[fx.Node, str]) -> Condition:
-    """What `asked`, a node of `owner`, needs to be computed from `arguments`: placeholders of `owner`, in order, with names.
+def condition(
+    owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Mapping[fx.Node, str]
+) -> Condition | None:
+    """What `asked`, a node of `owner`, needs to be computed from `arguments`: placeholders of `owner`, in order, with names. None where it is
+    computed from constants alone, so that no call answers it in another way.
 
     Raises:
         CaptureError: that would cost too much, or draws random numbers.
     """
     needed = ancestors([asked])
+    random = any(is_random(node.target) for node in needed)
+    if not random and not any(node in arguments or node.op == "get_attr" for node in needed):
+        return None
     if len(needed) > _MOST_OPS or any(map(_is_large, needed)):
         raise CaptureError("forward depends on the values of a tensor that takes long to compute")
-    if any(is_random(node.target) for node in needed):
+    if random:
         raise CaptureError("forward depends on the values of random numbers")
     graph = fx.Graph()
     copied = {node: graph.placeholder(name) for node, name in arguments.items()}
@@ -61,11 +67,6 @@ def condition(owner: fx.GraphModule, asked: fx.Node, answer: bool, arguments: Ma
     graph.output(copied[asked])
     note_operands(needed)
     return Condition(fx.GraphModule(owner, graph), answer)
-
-
-def may_change(asked: fx.Node, arguments: Mapping[fx.Node, str]) -> bool:
-    """Whether `asked` may be answered in another way in another call; what is computed from constants alone is not."""
-    return any(node in arguments or node.op == "get_attr" or is_random(node.target) for node in ancestors([asked]))
 
 
 def _is_large(node: fx.Node) -> bool:

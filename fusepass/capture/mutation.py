@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fusepass.capture.branches import Condition, condition, may_change
+from fusepass.capture.branches import Condition, condition
 from fusepass.errors import CaptureError
 
 aten = torch.ops.aten
@@ -81,8 +81,8 @@ def finish(exported: Exported) -> Finished:
         copied[node].meta = node.meta.copy()
         used.append(index)
     names = {node: copied[node].name for node in placeholders if node in copied}
-    open_ones = [branch for branch in exported.branches if may_change(branch[0], names)]
-    conditions = tuple(condition(exported.graph, node, answer, names) for node, answer in open_ones)
+    found = (condition(exported.graph, node, answer, names) for node, answer in exported.branches)
+    conditions = tuple(each for each in found if each is not None)
     returned = {node for node in results if isinstance(node, fx.Node)}
     for node in source.nodes:
         if node.op in ("placeholder", "output"):
