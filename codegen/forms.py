@@ -21,7 +21,7 @@ from fusepass.codegen.render.numbers import Marked
 from fusepass.codegen.schedule_general import Generality
 from fusepass.codegen.source import Source, Target
 from fusepass.config import current
-from fusepass.errors import BuildError
+from fusepass.errors import BuildError, not_saved
 
 _COARSE_FROM = 6
 """Libraries of a region from which on further ones are laid out for more sizes than would be best for each of them."""
@@ -63,9 +63,7 @@ class _Family:
     def count_build(self, name: str) -> None:
         """One library more, if another may be built."""
         if self.sealed:
-            raise TooManyBuilds(
-                f"the artifact has no library for {name} at these sizes; save it with an example of them, too"
-            )
+            raise TooManyBuilds(not_saved(name))
         most = current().max_builds
         if self.built >= most:
             raise TooManyBuilds(f"{name} would need more than {most} libraries for its sizes (option max_builds)")

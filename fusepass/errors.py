@@ -92,6 +92,11 @@ class Place:
 _said_at: ContextVar[Place | None] = ContextVar("fusepass_said_at", default=None)
 
 
+def not_saved(name: str) -> str:
+    """Why an artifact has nothing for a region at the sizes of a call."""
+    return f"the artifact has no library for {name} at these sizes; save it with an example of them, too"
+
+
 def warn(text: str) -> None:
     """Show `text` as a `FusepassWarning` of the user's line that led here, and log it."""
     logging.getLogger("fusepass").info(text)

@@ -20,7 +20,7 @@ from fusepass.artifact.sizes import OpenSizes
 from fusepass.codegen import build
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
-from fusepass.errors import BuildError
+from fusepass.errors import BuildError, not_saved
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.structure import Template
 
@@ -133,7 +133,5 @@ class Dynamic:
     def _library(self, source: Source) -> Path | BuildError:
         number = self._variant["libraries"].get(digest(source))
         if number is None:
-            return BuildError(
-                f"the artifact has no library for {source.name} at these sizes; save it with an example of them, too"
-            )
+            return BuildError(not_saved(source.name))
         return build.name(self._libraries[number], Path("artifact", digest(source)))

@@ -281,7 +281,7 @@ def _compiled(
     tell("partition")
     with clock.stage("partition"):
         parts = partition(graph, lists=find_lists(graph.graph) if lists else ())
-    if parts.regions and current().jobs >= _PLENTY and not build.is_given():
+    if parts.regions and current().jobs >= _PLENTY:
         fast_path.begin()
     works, fused, layouts = _fused(graph, parts.regions, forms, counter, clock, exact=exact_inputs)
     for work in works:
@@ -359,8 +359,7 @@ def _compiled(
         made.real_recompile()
         return made
 
-    if not build.is_given():
-        fast_path.begin()  # behind the builds and trials that the call waits for
+    fast_path.begin()  # behind the builds and trials that the call waits for
     saved = sum(application.before.seconds - application.after.seconds for application in applications)
     if keep is not None and record is not None:
         keep(record, saved, report)

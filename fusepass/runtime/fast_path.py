@@ -83,8 +83,11 @@ _lock = threading.Lock()
 
 
 def begin() -> None:
-    """Load the library; where it must be built, start that beside what else is done. `types` has it some time later."""
+    """Load the library; where it must be built, start that beside what else is done. `types` has it some time later. Nothing where no compiler
+    is to run (`fusepass.codegen.build.given`)."""
     global _building, _given_up
+    if build.is_given():
+        return
     with _lock:
         if _types is not None or _given_up or _building is not None:
             return
