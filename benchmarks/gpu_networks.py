@@ -32,10 +32,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # this folder has a transformers.py of its own
 
 import fusepass
+from benchmarks.measure import flusher
 from benchmarks.public import INFERENCE, TRAINING, Network
 from benchmarks.run import about_machine
+from benchmarks.step_profile import forward_of
 from fusepass.api.module import OptimizedModule
 
+Flush = Callable[[], object]
 Make = Callable[[nn.Module], Callable[[Tensor], Any]]
 WAYS: Mapping[str, Make] = {
     "eager": lambda model: model,
@@ -73,7 +76,7 @@ class Result:
 def measure(network: Network, ways: Sequence[str], *, fill: bool) -> Result:
     """All figures of one network, or, to `fill` caches, the seconds of first calls."""
     device = torch.device("cuda")
-    flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device)
+    flush = flusher(device)
     inputs = [network.input(device) for _ in range(_INPUTS)]
     exact = None if fill or network.train else _exact(network, inputs[0])
     result = Result(network.name)
@@ -86,7 +89,7 @@ def measure(network: Network, ways: Sequence[str], *, fill: bool) -> Result:
 
 
 def _measure(
-    result: Result, network: Network, way: str, inputs: Sequence[Tensor], exact: Tensor | None, flush: Tensor | None
+    result: Result, network: Network, way: str, inputs: Sequence[Tensor], exact: Tensor | None, flush: Flush | None
 ) -> None:
     """Put the figures of one way into `result`; where there is no `flush`, those of the first call alone."""
     torch._dynamo.reset()  # what an earlier way holds
@@ -124,16 +127,13 @@ def _call(network: Network, model: nn.Module, call: Callable[[Tensor], Any], x: 
 
 
 def _step(network: Network, model: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> None:
-    model.zero_grad(set_to_none=True)
-    with network.casting(x.device):
-        result = call(x)
-    result.float().square().mean().backward()
+    forward_of(network, model, call, x).backward()
 
 
-def _timed(run: Callable[[Tensor], Any], x: Tensor, flush: Tensor) -> tuple[float, float]:
+def _timed(run: Callable[[Tensor], Any], x: Tensor, flush: Flush) -> tuple[float, float]:
     """Milliseconds of one call, by events on the device and by the host's clock."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    flush.zero_()
+    flush()
     torch.cuda.synchronize()
     start = time.perf_counter()
     begin.record()

@@ -44,7 +44,7 @@ def interleaved(
     of its own, as what ran before, torch.compile most of all, leaves the processor's caches to the next.
     """
     clock = _cuda_ms if device.type == "cuda" else _cpu_ms
-    flush = _flusher(device)
+    flush = flusher(device)
     for call in calls.values():
         for _ in range(WARM_UPS):
             call()
@@ -107,7 +107,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _flusher(device: torch.device) -> Callable[[], object]:
+def flusher(device: torch.device) -> Callable[[], object]:
     """Writes a buffer of twice the L2 cache; does nothing on a CPU."""
     if device.type != "cuda":
         return lambda: None
