@@ -8,6 +8,7 @@ from tests.support import bytecode  # noqa: F401, before all that it is to keep
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,13 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def graphs(records: Path) -> Path:
     """The same of whole graphs, too; gives the folder of theirs."""
     return records.with_name("graphs")
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    """As inference is."""
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Reads machine code of Hopper kernels: registers that are written while products on tensor cores still read them."""
+"""What becomes of kernels: what ptxas says of them, and, of Hopper's machine code, registers that are written while products on tensor cores still read them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
+from fusepass.codegen.source import Source
+from tests.support.native import compile_command
+
 _INSTRUCTION = re.compile(r"\*/\s+(?:@!?U?P\d+\s+)?(\S+)\s+(.*?);")
 _WIDTHS = {"128": 4, "64": 2}  # registers of an instruction with such a suffix
 _WRITES_NOTHING = ("ST", "RED", "BAR", "BRA", "CCTL")
+
+
+def told_by_ptxas(source: Source, folder: Path) -> str:
+    """What it says of registers, and of products that it lets run one by one; skips the test where there is no nvcc."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    text = folder / "kernel.cu"
+    text.write_text(source.text)
+    command = [*compile_command(source, text, folder / "kernel.o"), "-Xptxas", "-v"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 def disassembler() -> str | None:

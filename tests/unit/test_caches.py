@@ -17,14 +17,10 @@ from fusepass.compile.grouped import GROUPS, group_queries, takes_groups
 from fusepass.compile.in_place import write_rows_in_place
 from fusepass.config import override
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 aten = torch.ops.aten
 PLACE = torch.tensor([2])
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 def traced(function: Callable[..., Any], *arguments: Tensor, symbolic: bool = False) -> fx.GraphModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest import mock
@@ -26,6 +26,8 @@ from fusepass.runtime import fast_path
 from fusepass.runtime.fast_path import MISSED
 from tests.support.launchers import launch_of
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 SCALE = 2.0
 
 
@@ -41,12 +43,6 @@ class Net(nn.Module):
 
 
 X = torch.randn(5, 3)
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ from tests.support.convolutions import FILLED as CASES
 from tests.support.convolutions import Across, Case, generated_pooling, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.native import compile_command
+from tests.support.machine_code import told_by_ptxas
 from tests.support.numpy_ops import Array
 from tests.support.values import check_values
 from tests.unit.test_halved import bound, exact, halved, memory, operands
@@ -236,12 +234,7 @@ def test_a_product_of_something_else_is_refused(change: Callable[[Filling], Fill
 
 def test_sums_stay_in_registers(tmp_path: Path) -> None:
     """Products do not run one by one, and nothing to speak of is spilled."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    source, text = render(filled(CASES["2d"]), DeviceFacts.h200()), tmp_path / "product.cu"
-    text.write_text(source.text)
-    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = told_by_ptxas(render(filled(CASES["2d"]), DeviceFacts.h200()), tmp_path)
     assert "C75" not in told, told
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", told))) <= 64, told
 

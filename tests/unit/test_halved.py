@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -45,7 +43,8 @@ from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.native import compile_command, run_native
+from tests.support.machine_code import told_by_ptxas
+from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id
@@ -401,14 +400,10 @@ def test_columns_that_are_neighbours_leave_sums_in_registers(
     tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing is spilled, and ptxas does not say that products run one by one."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
     monkeypatch.setattr("fusepass.codegen.schedule_product.TILINGS", (tiling,))
-    source, text = render(halved(CASES["2d, neighbours"]), H200), tmp_path / "product.cu"
+    source = render(halved(CASES["2d, neighbours"]), H200)
     assert "fp::RunMultiplier" in source.text
-    text.write_text(source.text)
-    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = told_by_ptxas(source, tmp_path)
     assert "C75" not in told, told
     assert {*re.findall(r"(\d+) bytes spill stores", told)} == {"0"}, told
 

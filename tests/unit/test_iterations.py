@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling
 from tests.support.convolutions import HALVED, Across, generated_pooling
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.native import compile_command
+from tests.support.machine_code import told_by_ptxas
 from tests.support.thinned import thinned
 from tests.support.values import check_values
 from tests.unit.test_halved import CASES, bound, exact, halved, memory, operands
@@ -155,11 +153,6 @@ def test_rows_stay_on_the_chip() -> None:
 
 def test_sums_stay_in_registers(tmp_path: Path) -> None:
     """Nothing is spilled, and ptxas does not say that products run one by one."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
-    source, text = render(halved(CASES["2d, neighbours"]), H200), tmp_path / "product.cu"
-    text.write_text(source.text)
-    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = told_by_ptxas(render(halved(CASES["2d, neighbours"]), H200), tmp_path)
     assert "C75" not in told, told
     assert {*re.findall(r"(\d+) bytes spill stores", told)} == {"0"}, told

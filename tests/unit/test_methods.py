@@ -15,6 +15,8 @@ import fusepass
 from fusepass.api.methods import twin
 from fusepass.errors import FusepassWarning
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 
 class Base(nn.Module):
     def repeat(self, x: Tensor, times: int = 2) -> Tensor:
@@ -43,12 +45,6 @@ class Net(Base):
 
     def count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 X = torch.rand(3, 8)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,8 @@ from fusepass.numerics.check import compare
 from tests import compile_cuda
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.native import compile_command, run_native
+from tests.support.machine_code import told_by_ptxas
+from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, F32, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
@@ -390,18 +389,14 @@ def test_what_is_left_for_nvcc(name: str) -> None:
 @pytest.mark.thinned(10)
 def test_groups_keep_their_sums_in_registers(tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where ptxas moves sums while products run, it lets the products run one by one, and says so."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
     large = Case(1024, 1024, 1024)
     for case in (large, replace(large, right_across=True), replace(large, tf32=True), replace(large, dtype=BF16)):
         program = generated(case)
         if not with_tiling(monkeypatch, tiling, program):
             continue
-        source, text = render(program, H200), tmp_path / "product.cu"
+        source = render(program, H200)
         assert "fp::GroupMultiplier" in source.text
-        text.write_text(source.text)
-        command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        told = told_by_ptxas(source, tmp_path)
         assert "C75" not in told, told
         spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", told)]
         assert spilled, told

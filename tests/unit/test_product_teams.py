@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling
 from fusepass.codegen.source import Source
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.native import compile_command
+from tests.support.machine_code import told_by_ptxas
 from tests.support.products import BF16, F16, H200, Case, assert_close, generated, tiling_id
 from tests.support.regions import region, tensor_of
 from tests.support.thinned import thinned
@@ -149,13 +147,8 @@ def test_a_box_of_each_operand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ptxas_neither_spills_nor_parts_products(
     tiling: Tiling, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("needs nvcc")
     with_tiling(monkeypatch, tiling)
     program = generated(Case(1024, 1024, 1024, dtype=BF16))
-    source, text = rendered(program, tiling), tmp_path / "product.cu"
-    text.write_text(source.text)
-    command = [*compile_command(source, text, tmp_path / "product.o"), "-Xptxas", "-v"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = told_by_ptxas(rendered(program, tiling), tmp_path)
     assert "C75" not in told, told
     assert {int(number) for number in re.findall(r"(\d+) bytes spill stores", told)} == {0}, told

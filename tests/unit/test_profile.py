@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,8 @@ from fusepass.profiling.steps import COLUMNS
 from fusepass.report.markup import marked
 from fusepass.report.report import SourceFile
 from tests.support.fake_time import Told
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -54,12 +56,6 @@ def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(measure, "clock", clock)
     monkeypatch.setattr("fusepass.profiling.profiler._SECONDS", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def op(name: str, seconds: float, *inputs: str) -> OpTime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,9 @@ from fusepass.patterns.library import POINTWISE
 from fusepass.patterns.packing import PACKED_WEIGHTS
 from fusepass.report.choice import EAGER, Choice
 
-pytestmark = pytest.mark.usefixtures("graphs")
+pytestmark = pytest.mark.usefixtures("graphs", "without_gradients")
 
 X = torch.randn(2, 3, 8, 8)
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 class Network(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,7 @@ from fusepass.patterns.partition import partition
 from fusepass.patterns.simplify import simplify
 from fusepass.report.choice import EAGER, Choice
 
-pytestmark = pytest.mark.usefixtures("records")  # but not `graphs`: whole graphs are compiled anew
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("records", "without_gradients")  # but not `graphs`: whole graphs are compiled anew
 
 
 class Convolved(nn.Module):

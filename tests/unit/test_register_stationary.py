@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +26,10 @@ from fusepass.codegen.schedule_convolution.register_stationary import (
     RegisterStationarySchedule,
 )
 from fusepass.codegen.schedule_convolution.tiles import anchor_of
-from fusepass.codegen.toolchain import include_directory
 from tests.support.convolutions import CASES, LARGE, Across, Case, generated, generated_pooling, multiplying
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
+from tests.support.machine_code import told_by_ptxas
 from tests.support.thinned import thinned
 from tests.support.values import check_values
 from tests.unit.test_chunks import quiet_inputs
@@ -195,15 +193,8 @@ def test_chosen_by_measurement_alone_where_nothing_is_stored_and_channels_are_fe
 
 @pytest.mark.parametrize("precision", Precision)
 def test_registers_suffice_and_products_overlap(precision: Precision, tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc")
-    source = tmp_path / "kernel.cu"
-    source.write_text(render(generated_pooling(held(LARGE["3d, 3 to 16"], precision), Across.EACH), H200).text)
-    flags = ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", f"-I{include_directory()}"]
-    command = [nvcc, *flags, "-cubin", "-o", str(tmp_path / "kernel.cubin"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "serialized" not in done.stderr
-    frames = [line for line in done.stderr.splitlines() if "spill stores" in line]
+    told = told_by_ptxas(render(generated_pooling(held(LARGE["3d, 3 to 16"], precision), Across.EACH), H200), tmp_path)
+    assert "serialized" not in told
+    frames = [line for line in told.splitlines() if "spill stores" in line]
     assert frames
-    assert all(" 0 bytes stack frame, 0 bytes spill stores" in line for line in frames), done.stderr
+    assert all(" 0 bytes stack frame, 0 bytes spill stores" in line for line in frames), told

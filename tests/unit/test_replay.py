@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from fusepass.errors import FusepassWarning
 from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay import Replay
 from fusepass.runtime.replay_trial import Pending, ReplayTrial, Taken
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 class FakeGraphs:
@@ -58,12 +60,6 @@ class FakeGraphs:
         results = run()
         taken = self.launch if self.replays == before else self.replay
         return results, lambda: None if self.working else taken
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
