@@ -27,7 +27,7 @@ class Choice:
         check: what came of comparing results with the operators', in words; None where they were not compared.
         dropped: candidates that may not be used, by name, and why: above all those with other results.
         disturbed: whether other work on the machine kept interrupting the trial; such a choice is not kept on disk.
-        overruled: why the region runs as its own operators although its trial chose otherwise; None where it does not.
+        overruled: why something else runs than what its trial chose; None where that runs.
     """
 
     chosen: str = GENERATED
@@ -58,8 +58,9 @@ class Choice:
         return self.leaves_eager and bool(self.dropped) and not self.seconds
 
     def __str__(self) -> str:
+        overruled = f"left to eager: {self.overruled}" if self.leaves_eager else f"not left to eager: {self.overruled}"
         parts = [
-            *([f"left to eager: {self.overruled}"] if self.overruled else []),
+            *([overruled] if self.overruled else []),
             self._decision(),
             *([self.check] if self.check else []),
         ]

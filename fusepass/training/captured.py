@@ -15,6 +15,9 @@ from fusepass.runtime.replayable import overlaps
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
+_LARGE = 1 << 24
+"""Bytes of a tensor from which it is copied alone, at the rate of memory: PyTorch's kernel for lists leaves half of a GPU idle at the end of each launch."""
+
 _uses: Callable[[int], int] = torch._C._storage_Use_Count
 
 
@@ -68,7 +71,7 @@ class Captured:
         with pool.lock:
             self._replay, captured = graphs.capture(lambda: tuple(call(list(read))), pool, generators)
         results = [_alone(each) if isinstance(each, torch.Tensor) else each for each in captured]
-        self._copied_in = [(places, [read[place] for place in places]) for places in _by_type(others, read)]
+        self._copied_in = [(places, [read[place] for place in places]) for places in _together(others, read)]
         self._results: list[Any] = [None if isinstance(each, torch.Tensor) else each for each in results]
         tensors = [number for number, each in enumerate(results) if isinstance(each, torch.Tensor)]
         self._views = _views(tensors, results, read)
@@ -76,7 +79,7 @@ class Captured:
         own = [number for number in tensors if number < copied]
         if exact and (any(overlaps(results[number]) for number in own) or _share([results[number] for number in own])):
             raise RuntimeError("a result shares memory with another result or overlaps itself")
-        self._copied_out = [(places, [results[place] for place in places]) for places in _by_type(own, results)]
+        self._copied_out = [(places, [results[place] for place in places]) for places in _together(own, results)]
         self._made = [[_maker(each) for each in inner] for _, inner in self._copied_out]
         lent = [number for number in tensors if number >= copied]
         self._lent = [(number, partial(_alone, results[number])) for number in lent]
@@ -93,7 +96,7 @@ class Captured:
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results for `arguments`, of which the fixed ones lie where they did."""
         for places, inner in self._copied_in:
-            torch._foreach_copy_(inner, [arguments[place] for place in places])
+            _copy(inner, [arguments[place] for place in places])
         self._before()
         self._replay()
         results = [*self._results]
@@ -103,7 +106,7 @@ class Captured:
             results[number] = lent()
         for (places, inner), makers in zip(self._copied_out, self._made, strict=True):
             outer = [make() for make in makers]
-            torch._foreach_copy_(outer, inner)
+            _copy(outer, inner)
             for place, each in zip(places, outer, strict=True):
                 results[place] = each
         return results
@@ -144,13 +147,21 @@ def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     return partial(torch.empty_strided, tuple(tensor.shape), strides, dtype=tensor.dtype, device=tensor.device)
 
 
-def _by_type(places: Iterable[int], tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Places of tensors of one type each, which one call copies."""
+def _together(places: Iterable[int], tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Places of tensors that one call copies: those of one type, unless they are large."""
 
-    def kind(place: int) -> str:
-        return str(tensors[place].dtype)
+    def kind(place: int) -> tuple[str, int]:
+        tensor = tensors[place]
+        return str(tensor.dtype), place if tensor.nbytes >= _LARGE else -1
 
     return [list(group) for _, group in groupby(sorted(places, key=kind), kind)]
+
+
+def _copy(outer: list[torch.Tensor], inner: list[torch.Tensor]) -> None:
+    if len(outer) == 1:
+        outer[0].copy_(inner[0])
+    else:
+        torch._foreach_copy_(outer, inner)
 
 
 _View = tuple[int, Callable[[torch.Tensor], torch.Tensor]]

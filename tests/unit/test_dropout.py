@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -13,12 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusepass
+from fusepass.autotune import tune
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.ir.random import place
 from fusepass.codegen.lowering import dropout
 from fusepass.codegen.lowering.dropout import kept as computed
 from fusepass.compile.dropout import Rule, rule_of, split_by
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
+from fusepass.report.choice import EAGER, Choice
 from fusepass.report.report import RegionState
 from fusepass.runtime.operators import shorten
 from fusepass.training import joint
@@ -116,9 +118,9 @@ def test_kernels_make_the_numbers(shape: tuple[int, ...], dtype: torch.dtype, se
     assert abs((found != 0).float().mean().item() - 0.7) < 0.05
 
 
-def _compiled(graph: fx.GraphModule, forms: Forms | None = None) -> CompiledGraph:
+def _compiled(graph: fx.GraphModule, forms: Forms | None = None, tune: str = "off") -> CompiledGraph:
     graph = graph if isinstance(graph.graph.output_node().args[0], tuple | list) else _in_tuple(graph)
-    with fusepass.override(tune="off"):
+    with fusepass.override(tune=tune):
         return compile_graph(graph, name="dropout", forms=forms)
 
 
@@ -169,6 +171,20 @@ def test_what_is_fused_drops_what_its_operators_do(shape: tuple[int, ...], last:
     (region,) = compiled.report.regions
     assert region.state is RegionState.FUSED
     assert region.name.startswith("dropout_mul_mul_add_")
+
+
+def test_masks_are_not_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CUDA graph is captured, a mask by PyTorch's operators takes some 140 launches."""
+
+    def slower(eager: object, calls: Mapping[str, object], *_: object) -> Choice:
+        return Choice(EAGER, seconds=((EAGER, 1e-6), *((name, 2e-6) for name in calls)), speedup=0.5)
+
+    monkeypatch.setattr(tune, "fastest", slower)
+    inputs = _inputs(8, 12)
+    (region,) = _compiled(_split(_residual, *inputs), tune="fast").report.regions
+    (other,) = _compiled(_traced(lambda x, r, w: (x + r).exp() * w, *inputs), tune="fast").report.regions
+    assert (region.state, other.state) == (RegionState.FUSED, RegionState.EAGER)
+    assert str(region.choice).startswith("not left to eager: ")
 
 
 def test_one_library_serves_many_sizes() -> None:

@@ -26,6 +26,7 @@ from fusepass.patterns.effects import drawn_before, draws
 from fusepass.runtime.cuda_graphs import Pool, Tensors
 from fusepass.runtime.replay_trial import Pending, Taken
 from fusepass.runtime.replayable import step_obstacle
+from fusepass.training import captured
 from fusepass.training.captured import Captured
 from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
@@ -230,9 +231,13 @@ def one_step(compiled: Callable[[Tensor], Tensor], model: nn.Module, other: nn.M
     same(model, other)
 
 
+@pytest.mark.parametrize("large", [captured._LARGE, 64], ids=["copied together", "some alone"])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_training_is_eager_s(steps: Callable[..., Steps], to_none: bool) -> None:
+def test_training_is_eager_s(
+    steps: Callable[..., Steps], to_none: bool, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Optimisers write parameters in place; gradients stay where they are or are made anew; statistics move once a step."""
+    monkeypatch.setattr(captured, "_LARGE", large)
     model, other = pair(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)))
     compiled = steps(model)
     optimisers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, other)]
