@@ -1,15 +1,13 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
-Networks come from ``benchmarks/results/h200_public.json``, what ``benchmarks/gpu_networks.py --json`` writes. All else comes from ``h200.json``
-beside it, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of ``--group chains``, ``--group single``, ``--group networks``
-and ``--drawn``, or some of these. Lines name the device, where it is another one. A ``note`` in a file says what its numbers do not show; that of
-the networks is told.
+Networks come from ``benchmarks/results/h200_public*.json``, what ``benchmarks/gpu_networks.py --json`` writes. All else comes from ``h200.json``
+beside them, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of ``--group chains``, ``--group single``, ``--group networks``
+and ``--drawn``, or some of these. Lines name the device, where it is another one. A ``note`` in a file says what its numbers do not show.
 """
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -22,7 +20,7 @@ from benchmarks.public import INFERENCE
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
-NETWORKS = RUN.with_name("h200_public.json")
+NETWORKS = sorted(RUN.parent.glob("h200_public*.json"))
 GROUPS = {
     RUN.with_name("h200_chains.json"): "chains and blocks (`--group chains`)",
     RUN.with_name("h200_single.json"): "single operators and losses (`--group single`)",
@@ -44,12 +42,12 @@ def block() -> str:
     others = [row for row in rows if row["group"] != "mission"]
     groups = {path: _read(path) for path in GROUPS if path.exists()}
     lines = [
-        *_networks(_read(NETWORKS)),
+        *_networks([*map(_read, NETWORKS)]),
         "",
         "The same for modules as built (training mode), default flags:",
         "",
-        "| workloads | | x eager | x torch.compile | commit |",
-        "|---|---|---|---|---|",
+        "workloads | | x eager | x torch.compile | commit",
+        "---|---|---|---|---",
         _means_row("models of fused operators (`--group mission`)", mission, run),
         _means_row("others of `benchmarks/workloads.py`", others, run),
         _means_row("convolutions among these", [row for row in others if "conv" in row["workload"]], run),
@@ -110,28 +108,35 @@ def _mean(rows: Iterable[dict[str, Any]], rival: str) -> str:
     return f"{geometric_mean(ratios):.2f}" if ratios else "-"
 
 
-def _networks(run: dict[str, Any]) -> list[str]:
+def _networks(runs: Sequence[dict[str, Any]]) -> list[str]:
     """The table of public networks."""
     inputs = {each.name: each for each in INFERENCE}
     table, ratios = [], []
-    for row in run["rows"]:
-        if (best := Result(**row).over) is None:
-            continue
-        taken, network = row["milliseconds"], inputs[row["name"]]
-        eager, own = taken["eager"], taken["fusepass"]
-        ratios.append(best)
-        shape = "x".join(map(str, network.shape))
-        times = " | ".join(f"{time:.2f}" for time in (eager, best * own, own))
-        table.append(f"| {network.name} {shape} | {times} | {best:.2f} |")
+    for run in runs:
+        for row in run["rows"]:
+            if (best := Result(**row).over) is None:
+                continue
+            taken, network = row["milliseconds"], inputs[row["name"]]
+            eager, own = taken["eager"], taken["fusepass"]
+            ratios.append(best)
+            shape = "x".join(map(str, network.shape))
+            times = " | ".join(f"{time:.2f}" for time in (eager, best * own, own, best))
+            table.append(f"{network.name} {shape} | {times}")
+    first, commits = runs[0], " and ".join(run["commit"] for run in runs)
+    default = [
+        run["rows"][0]["name"]
+        for run in runs
+        if not any("reduce-overhead" in row["milliseconds"] for row in run["rows"])
+    ]
+    modes = "".join(["the faster of default and reduce-overhead", *(f"; from {name} on, default" for name in default)])
     return [
-        f"On one {run['device']} (torch {run['torch']}), side by side on commit {run['commit']}: medians in milliseconds, L2 flushed, `no_grad`.",
-        "Networks of torchvision, timm and transformers in 16 bits, random weights. torch.compile is the faster of default and reduce-overhead.",
+        f"On one {first['device']} (torch {first['torch']}), side by side, commits {commits}: medians in milliseconds, L2 flushed, `no_grad`.",
+        f"Networks of torchvision, timm and transformers in 16 bits. torch.compile is {modes}.",
         "",
-        "| network | eager | torch.compile | fusepass | x torch.compile |",
-        "|---|---|---|---|---|",
+        "network | eager | torch.compile | fusepass | x torch.compile",
+        "---|---|---|---|---",
         *table,
-        f"| geometric mean | | | | {geometric_mean(ratios):.2f} |",
-        *(["", *textwrap.wrap(run["note"], 120)] if run.get("note") else []),
+        f"geometric mean | | | | {geometric_mean(ratios):.2f}",
     ]
 
 
@@ -140,7 +145,7 @@ def _means_row(what: str, rows: Sequence[dict[str, Any]], run: dict[str, Any]) -
     right = [row for row in rows if _is_right(row)]
     means = " | ".join(_mean(right, rival) for rival in RIVALS)
     left_out = f" of {len(run['rows']) + len(run['left_out'])}" if run["left_out"] and rows is run["rows"] else ""
-    return f"| {what}{_where(run)} | {len(right)}{left_out} | {means} | {run['commit']} |"
+    return f"{what}{_where(run)} | {len(right)}{left_out} | {means} | {run['commit']}"
 
 
 def _where(run: dict[str, Any]) -> str:
