@@ -144,7 +144,7 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """What makes memory for a copy of `tensor`: with its strides, unless elements of it share memory."""
     strides = torch.empty(tensor.shape, device="meta").stride() if overlaps(tensor) else tensor.stride()
-    return partial(torch.empty_strided, tuple(tensor.shape), strides, dtype=tensor.dtype, device=tensor.device)
+    return partial(tensor.new_empty_strided, tuple(tensor.shape), strides)
 
 
 def _together(places: Iterable[int], tensors: Sequence[torch.Tensor]) -> list[list[int]]:
