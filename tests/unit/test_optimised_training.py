@@ -111,6 +111,19 @@ class WritingInput(nn.Module):
         return y[0], y.transpose(0, 1), x
 
 
+class Masked(nn.Module):
+    """Puts what it learned in some places: the gradient has as many rows as there are such places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.token, self.last = Block(), nn.Parameter(torch.ones(16)), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden[x[..., 0] > 0] = self.token
+        return self.last(hidden)
+
+
 class Force(nn.Module):
     """An energy and its gradient, which forward itself takes."""
 
@@ -170,6 +183,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "backward hooks": hooked_backward,
     "writes": Writing,
     "writes to its input": WritingInput,
+    "mask token": Masked,
 }
 BY_CHILDREN = {"backward hooks"} if torch.__version__ >= (2, 15) else {"gru", "backward hooks"}
 """What Dynamo finds no graph in."""
