@@ -137,7 +137,7 @@ class Graphs:
 
     def _compile(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Forward:
         """What Dynamo calls with each graph."""
-        from torch._dynamo.exc import TorchDynamoException
+        from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         from fusepass.training.again import Differentiable
@@ -149,8 +149,8 @@ class Graphs:
         else:
             try:
                 compiled = self._backend(graph, example_inputs)
-            except TorchDynamoException:  # to Dynamo, which traces again or leaves the frame as it is
-                raise
+            except (TorchDynamoException, *exceptions_allowed_to_be_fallback):
+                raise  # to Dynamo, which traces again, ends the graph earlier or leaves the frame as it is
             except Exception as bug:  # ours or PyTorch's, but not a reason for the user's model not to run
                 with override(**self._options) as config:
                     if config.debug:

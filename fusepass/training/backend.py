@@ -39,6 +39,7 @@ from fusepass.training.draws import with_draws
 from fusepass.training.gradients import DECOMPOSITIONS
 from fusepass.training.joint import partition_joint
 from fusepass.training.later import Later
+from fusepass.training.masks import with_choices
 from fusepass.training.replayed import replayed
 from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
@@ -136,7 +137,7 @@ class Backend:
             # What may raise, as solvers do, is kept in order by a token, else an argument that is None where the graph says that it is a tensor.
             functorch.patch(unlift_effect_tokens=True),
         ):
-            given, applied = with_attention(graph)  # the partitioner adds to these
+            given, applied = with_attention(with_choices(graph))  # the partitioner adds to these
             visible = sys.maxsize
             graphs = current().cuda_graphs
             step = None if graphs is False else Step(self._name, asked=graphs is True)

@@ -111,6 +111,20 @@ class WritingInput(nn.Module):
         return y[0], y.transpose(0, 1), x
 
 
+class Prompted(nn.Module):
+    """Puts a row that it learned in each of some places: the gradient has as many rows as the mask has places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.prompt, self.last = Block(), nn.Parameter(torch.ones(2, 16)), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, places = self.first(x), torch.zeros(x.shape[:2], dtype=torch.bool)
+        places[:, 0] = True
+        hidden[places] = self.prompt
+        return self.last(hidden)
+
+
 class Force(nn.Module):
     """An energy and its gradient, which forward itself takes."""
 
@@ -170,6 +184,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "backward hooks": hooked_backward,
     "writes": Writing,
     "writes to its input": WritingInput,
+    "prompt": Prompted,
 }
 BY_CHILDREN = {"backward hooks"} if torch.__version__ >= (2, 15) else {"gru", "backward hooks"}
 """What Dynamo finds no graph in."""
