@@ -49,6 +49,7 @@ from fusepass.compile.in_place import write_rows_in_place
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.multiply_add import spell_out
+from fusepass.compile.reuse import dying_inputs, reuse_memory
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
@@ -324,6 +325,7 @@ def _compiled(
         write_lists_in_place(direct)
         write_rows_in_place(direct)
         gather_writes(direct)
+        reuse_memory(direct.graph)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
         for each in {*fused.values(), *seen.values(), *called.values(), *kept_regions}:
@@ -489,7 +491,7 @@ def generated(
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
-    written = updates_of(graph.graph, regions)
+    written, dying = updates_of(graph.graph, regions), dying_inputs(regions)
     return [
         Work(
             region,
@@ -497,6 +499,7 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
             _constants(graph, region),
             exact,
             written.get(region, {}),
+            dying[region],
             anew=functools.partial(subgraph, graph, region),
         )
         for region in regions
