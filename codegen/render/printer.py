@@ -9,7 +9,7 @@ that loads memory never leaves the condition it was met under, because its addre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from fusepass.codegen.ir.dataflow import Dataflow, Need, always_loaded
@@ -106,8 +106,18 @@ class Printer:
 class Scope:
     """A block of C under construction; `lines` are its statements so far."""
 
-    def __init__(self, printer: Printer, parent: Scope | None = None, *, conditional: bool = False) -> None:
-        """A `conditional` scope runs only if something holds that the loads printed in it may rely on."""
+    def __init__(
+        self,
+        printer: Printer,
+        parent: Scope | None = None,
+        *,
+        at: Mapping[Axis, str | Constant] | None = None,
+        conditional: bool = False,
+    ) -> None:
+        """A scope that knows the axes it is `at`, as `define_axis` would make it.
+
+        A `conditional` scope runs only if something holds that the loads printed in it may rely on.
+        """
         self.printer = printer
         self.parent = parent
         self.conditional = conditional
@@ -115,15 +125,15 @@ class Scope:
         self._values: dict[int, str] = {}
         self._spare: dict[int, int] = {}
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
-        self._axes: dict[Axis, str | Constant] = {}
+        self._axes: dict[Axis, str | Constant] = dict(at or {})
         self._read: set[Axis] = set()
         self._atoms: dict[Atom, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         self._vectors: dict[int, str] = {}
 
-    def child(self, *, conditional: bool = False) -> Scope:
+    def child(self, at: Mapping[Axis, str | Constant] | None = None, *, conditional: bool = False) -> Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
-        return Scope(self.printer, self, conditional=conditional)
+        return Scope(self.printer, self, at=at, conditional=conditional)
 
     def define_axis(self, axis: Axis, text: str | Constant) -> None:
         """`axis` has the value `text` from here on; `text` must need no parentheses as an operand."""

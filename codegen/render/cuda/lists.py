@@ -103,8 +103,7 @@ class _Writer:
 
     def _vectors(self) -> list[str]:
         local, step = self.names.locals, self.top.child()
-        lane = step.child()
-        lane.define_axis(self.axis, f"({local.at} + {local.lane})")
+        lane = step.child({self.axis: f"({local.at} + {local.lane})"})
         for load in self.kernel.loads():
             if self.program.buffer(load.buffer).shape:
                 name = self._vector(step, load)

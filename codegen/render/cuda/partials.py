@@ -43,9 +43,10 @@ class PartialStores:
 
     def stored(self, sample: str, channel: str, piece: str) -> list[str]:
         """The lines for one sample, channel and piece; ``found_n`` is the state of the n-th reduction."""
-        scope = Scope(self.printer)
-        for axis, text in zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True):
-            scope.define_axis(axis, text)
+        scope = Scope(
+            self.printer,
+            at=dict(zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True)),
+        )
         states = {reduction.name: self._found(number) for number, reduction in enumerate(self.partials.reductions)}
         store_partials(self.partials, self.pointers, scope, states)
         return scope.lines
@@ -216,9 +217,7 @@ class RowStates(PartialStores):
     def _existing(self, tail: bool) -> tuple[Scope, str]:
         """The condition that ``column`` exists in ``row``."""
         c = self.c
-        scope = Scope(self.printer)
-        scope.define_axis(self.rows, c.row)
-        scope.define_axis(self.columns, c.column)
+        scope = Scope(self.printer, at={self.rows: c.row, self.columns: c.column})
         condition = scope.condition(self.kernel.within)
         return scope, f"{c.column} < {self.columns.size} && {condition}" if tail else condition
 

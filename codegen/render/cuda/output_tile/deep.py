@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWi
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop, where
 from fusepass.codegen.schedule.deep import (
     STAGES,
     exchanged_bytes,
@@ -249,10 +249,7 @@ class DeepTiles:
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))
-        inner = row.child(conditional=True)
-        for axis, text in zip(window.taps, taps, strict=True):
-            inner.define_axis(axis, text)
-        inner.define_axis(frame.lane, frame.v)
+        inner = row.child({**dict(zip(window.taps, taps, strict=True)), frame.lane: frame.v}, conditional=True)
         at = axis_index(frame.lane) * below.steps[1] + axis_index(across) * below.dilation[1]
         inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + shape.shift))}]")
         mine = [] if kept else self._fetched(held, f"{factors} + {point}", iterations.apart)
@@ -265,8 +262,7 @@ class DeepTiles:
                 number += 1
             value = scope.pushed(each.value)
             push = [*scope.lines, f"{total}[{tiles.result()}].{value};"]
-            condition = inner.condition(each.taken)
-            pushes += push if condition == "true" else block(f"if ({condition})", push)
+            pushes += where(push, inner.condition(each.taken))
         body = loop(taps[1], across.size, [*mine, *inner.lines, *loop(frame.v, plan.width, pushes)])
         row.lines += tiles.of_row(window, below, taps[0], body)
         return [*lines, *loop(tiles.row, count, row.lines)]

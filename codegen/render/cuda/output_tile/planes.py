@@ -18,7 +18,7 @@ from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, times
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles, Target
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import ROLLED, block, loop
+from fusepass.codegen.render.spelling import ROLLED, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.planes import STAGES, places
 from fusepass.errors import RenderError
@@ -194,4 +194,4 @@ class PlaneTiles(OutputTiles):
         elif points:
             targets = [Target(state, ((self.planes.tap, str(point)),)) for state, point in points]
             lines += self.rows(window, here, constants, targets)
-        return block("", [*scope.lines, *(lines if condition == "true" else block(f"if ({condition})", lines))])
+        return block("", [*scope.lines, *where(lines, condition)])

@@ -12,7 +12,7 @@ from fusepass.codegen.render.cuda.partials import state_type, store_partials
 from fusepass.codegen.render.cuda.walk.frame import Around, Frame
 from fusepass.codegen.render.cuda.walk.tile import OutputTilePlace
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, where
 from fusepass.codegen.schedule.output_tile_results import room_of_results, room_of_states
 from fusepass.codegen.schedule.shape import ACCESS
 
@@ -88,7 +88,7 @@ class OutputTileResults:
         line = [f"{here}[{frame.v}] = {value};"]
         there = [f"{place.column_in_tile} + {frame.v} < {x.size}"] if plan.lanes * plan.width > x.size else []
         there += [f"{frame.row_of_thread} >= {place.above}"] if frame.apart and place.above != "0" else []
-        lanes.lines += block(f"if ({' && '.join(there)})", line) if there else line
+        lanes.lines += where(line, *there)
 
     def _first(self, made: Results, place: OutputTilePlace, cols: int) -> str:
         """Where a thread's first result of a step is to stand."""

@@ -265,9 +265,7 @@ class StagedWindows:
         if name is not None:
             return [], f"{name}[{self.row}]" if name else "true"
         frame, at = self.frame, Axis("row of the patch", count)
-        scope = frame.top.child()
-        scope.define_axis(window.image[0], self.place.top_row)
-        scope.define_axis(at, self.row)
+        scope = frame.top.child({window.image[0]: self.place.top_row, at: self.row})
         first = (at_first(bound.index, *window.window.axes) + axis_index(at) for bound in window.down)
         guard = [Bound(index, bound.low, bound.high) for index, bound in zip(first, window.down, strict=True)]
         condition = scope.condition(guard)

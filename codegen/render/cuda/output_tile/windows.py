@@ -19,7 +19,7 @@ from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWi
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
 from fusepass.errors import RenderError
 
@@ -221,8 +221,7 @@ class OutputTiles:
             pushes += loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
         asked, condition = self._tiles.row_is_there(window, count)
         lines = [*row.lines, *self._tiles.of_row(window, below, taps[0], pushes)]
-        lines = lines if condition == "true" else block(f"if ({condition})", lines)
-        return loop(self._row, count, [*asked, *lines])
+        return loop(self._row, count, [*asked, *where(lines, condition)])
 
     def _push(self, window: TileWindow, inner: Scope, into: str) -> list[str]:
         """Add a point to a state, if it is there."""
@@ -233,7 +232,7 @@ class OutputTiles:
         before = len(inner.lines)
         value = inner.pushed(window.value)
         lines = [*inner.lines[before:], f"{into}.{value};"]
-        return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
+        return [*inner.lines[:before], *where(lines, condition)]
 
     def constants(self, window: TileWindow) -> list[tuple[Load, str]]:
         """Load what is the same for all results of an output tile, for each point of a window that is not separable; with the names of what that gave."""
@@ -247,9 +246,7 @@ class OutputTiles:
         frame, axes = self.frame, window.window.axes
         name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
         taps = [frame.names.numbered(axis.name) for axis in axes]
-        scope = frame.top.child()
-        for axis, text in zip(axes, taps, strict=True):
-            scope.define_axis(axis, text)
+        scope = frame.top.child(dict(zip(axes, taps, strict=True)))
         index, used = scope.index(load.index), as_used(window.value, load)
         value, element = f"{frame.pointers[load.buffer]}[{index}]", C_TYPES[used.dtype]
         value = value if used is load else f"fp::cast<{element}>({value})"

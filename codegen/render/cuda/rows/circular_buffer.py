@@ -212,8 +212,7 @@ class CircularBufferWriter(KernelWriter):
         self._stand(scope, self.place)
         number = frame.number(frame.tile, start)
         lines = self.circular_buffer.vector(row, number, self.places.place)
-        lines = block(f"if ({number} < {frame.tile.end})", lines) if frame.tile.tail else lines
-        copies = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
+        copies = [*scope.lines, *frame.of_each_step(frame.tile, number, lines)]
         lines = [*outer.lines, *block(self._exists(iteration), copies), "fp::end_copies();"]
         return [*lines, *self._prefetch_step()] if self.buffer.nearer else lines
 
@@ -226,8 +225,7 @@ class CircularBufferWriter(KernelWriter):
         start, tile = self._start(scope, steps), self._placed_anew(scope)
         number = frame.number(tile, start)
         lines = self.circular_buffer.prefetch(row, number, tile)
-        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
-        lines = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
+        lines = [*scope.lines, *frame.of_each_step(tile, number, lines)]
         return [*outer.lines, *block(self._exists(iteration), lines)]
 
     def _stand(self, scope: Scope, place: str) -> None:

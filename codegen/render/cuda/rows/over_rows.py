@@ -173,5 +173,4 @@ class OverRows:
         column = f"({number}) * {plan.width} + {frame.v}" if plan.width > 1 else str(number)
         place = f"{frame.group} * {frame.kernel.col_count} + {column}" if plan.groups > 1 else column
         each = frame.unrolled(frame.v, plan.width, lines(place))
-        each = block(f"if ({number} < {tile.end})", each) if tile.tail else each
-        return frame.unrolled(frame.u, plan.unroll, each)
+        return frame.of_each_step(tile, number, each)

@@ -20,7 +20,7 @@ from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_ve
 from fusepass.codegen.render.cuda.walk.tile import Arranged, OutputTilePlace, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import UNROLL, Constant, Identifiers, block, loop
+from fusepass.codegen.render.spelling import UNROLL, Constant, Identifiers, block, loop, where
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
@@ -262,6 +262,10 @@ class Frame:
         if not down:
             return loop(variable, count, lines)
         return [UNROLL, *block(f"for (int {variable} = {count - 1}; {variable} >= 0; --{variable})", lines)]
+
+    def of_each_step(self, tile: Tile, number: str | Number, lines: Sequence[str]) -> list[str]:
+        """`lines` for vector `number`, which counts by ``u``, of each step of a thread, if there is one."""
+        return self.unrolled(self.u, self.unroll, where(lines, f"{number} < {tile.end}" if tile.tail else ""))
 
     def before_limit(self, tile: Tile, number: str | Number) -> str:
         """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""

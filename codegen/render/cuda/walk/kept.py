@@ -118,8 +118,7 @@ class RowValues:
         nodes = [node for node in self._frontier(roots) if id(node) not in have]
         if not nodes:
             return
-        lanes = self.frame.top.child()
-        lanes.define_axis(self.frame.lane, self.frame.v)
+        lanes = self.frame.top.child({self.frame.lane: self.frame.v})
         self.bind(lanes)
         made = []
         for node in nodes:

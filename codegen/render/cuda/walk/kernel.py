@@ -47,7 +47,7 @@ from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.cuda.walk.windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Constant, bare, block, written
+from fusepass.codegen.render.spelling import Constant, bare, block, where, written
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule.plan_output_tile import LineTile
 from fusepass.codegen.schedule.plan_rows import Columns
@@ -292,7 +292,7 @@ class KernelWriter:
         self._vector(step, phase, tile, ahead, around)
         if self.fetches is not None and phase.last and tile is frame.tile:
             step.lines += self.fetches.following(number)
-        lines = block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines
+        lines = where(step.lines, *guards)
         # What not all threads have comes first: loads are issued before a branch, but put off where the branch is far.
         in_order = any(state.in_order for state in phase.states)
         down = tile.tail and bool(phase.states) and frame.hastens and not in_order
@@ -388,4 +388,4 @@ class KernelWriter:
             lanes.lines += block(f"if ({lanes.index(row % span)} == 0)", inside.lines)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
-        self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines
+        self.top.lines += where(step.lines, *guards)

@@ -57,8 +57,7 @@ def _window(frame: Frame, step: Scope, node: Window, ahead: Sequence[Ahead]) -> 
     for each in ahead:
         inner.lines.append(declare_one(frame, each))
         load_one(frame, inner, each, each.name)
-    lanes = inner.child()
-    lanes.define_axis(frame.lane, frame.v)
+    lanes = inner.child({frame.lane: frame.v})
     for each in ahead:
         lanes.bind(each.load, f"{each.name}[{frame.v}]")
     lanes.lines += lanes.pushing(node.value, f"{state}[{frame.v}]")

@@ -32,7 +32,7 @@ from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import ROLLED, as_float, bare, block, braces, loop
+from fusepass.codegen.render.spelling import ROLLED, as_float, bare, block, braces, loop, where
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -193,9 +193,7 @@ class ConvolutionWriter(TileWriter):
 
     def _stores(self) -> list[str]:
         c = self.c
-        scope = Scope(self.printer)
-        for axis, text in zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True):
-            scope.define_axis(axis, text)
+        scope = Scope(self.printer, at=dict(zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True)))
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
                 scope.bind(node, c.sum, spare=1)
@@ -251,7 +249,7 @@ class _Definition:
     def _each(self, line: str) -> list[str]:
         """`line` for each ``row``, if it is a channel of the result."""
         c = self.writer.c
-        return Loop(c.row, self.height).over(block(f"if ({c.row} < {c.rows})", [line]) if self.cut else [line])
+        return Loop(c.row, self.height).over(where([line], f"{c.row} < {c.rows}" if self.cut else ""))
 
     def _largest(self, pooled: Pooling) -> list[str]:
         """The largest of the results at all phases of the position in scope, as ``largest``."""

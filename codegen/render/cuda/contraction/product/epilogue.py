@@ -84,13 +84,11 @@ class ResultVectors:
         """The lines for ``room``, which has `ready` of each point; `outside` knows piece and batch."""
         c = self.c
         taken, tiling, kernel = self.taken, self.plan.tiling, self.kernel
-        along = outside.child()
-        along.define_axis(self.columns, c.column)
+        along = outside.child({self.columns: c.column})
         test, here = along.child(), along.child()
         for scope in (test, here):
             scope.define_axis(self.rows, c.row)
-        each = here.child()
-        each.define_axis(self.lane, c.i)
+        each = here.child({self.lane: c.i})
         values = [self._split(store.value) for store in kernel.stores]
         partial = None if kernel.partials is None else self._split(kernel.partials.value)
         if partial is None:
@@ -241,10 +239,8 @@ class Epilogue(SumsWriter):
         )
         outside = self._outside()
         # Loads that do not depend on the column or the row may leave the conditions on them.
-        along = outside.child()
-        along.define_axis(self.columns, c.column)
-        here = along.child()
-        here.define_axis(self.rows, c.row)
+        along = outside.child({self.columns: c.column})
+        here = along.child({self.rows: c.row})
         self.printer.expect(self.kernel.roots)
         here.bind(self.ready, c.sum, spare=1)
         # What is computed where it need not exist, and what is done where it does.
@@ -264,8 +260,7 @@ class Epilogue(SumsWriter):
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
         body = [f"const float {c.sum} = {place};", *here.lines] if here.lines else []
         if self.kernel.within and not exists:
-            test = along.child()
-            test.define_axis(self.rows, c.row)
+            test = along.child({self.rows: c.row})
             condition = test.condition(self.kernel.within)
             ahead = [body.pop(0), *ahead] if ahead else []
             body = [*ahead, *test.lines, *block(f"if ({condition})", body)]
