@@ -108,10 +108,7 @@ def _results(kernel: Kernel, place: Place) -> list[str]:
     scope.printer.expect(kernel.roots)
     total = next(node for node in kernel.nodes if isinstance(node, ReductionResult))
     scope.bind(total, f"{c.sums}[{c.i} / 4][{c.i} % 4]")
-    stores = []
-    for store in kernel.stores:
-        value = scope.converted(store.value, place.program.buffer(store.buffer).dtype)
-        stores.append(f"{place.pointers[store.buffer]}[{scope.index(store.index)}] = {value};")
+    stores = [scope.stored(store, place.program.buffer(store.buffer).dtype) for store in kernel.stores]
     each = [
         f"const int {c.row} = {c.first_row} + {c.down} + {c.lane} / 4 + {c.i} / 2 % 2 * 8;",
         f"const int {c.column} = {c.first_column} + {c.along} + {c.i} / 4 * 8 + {c.lane} % 4 * 2 + {c.i} % 2;",

@@ -135,8 +135,7 @@ class _Writer:
         for load in self.kernel.loads():
             step.value(load)  # before a result is written over it
         for store in self.kernel.stores:
-            value = step.converted(store.value, self.program.buffer(store.buffer).dtype)
-            step.lines.append(f"{self.pointers[store.buffer]}[{local.at}] = {value};")
+            step.lines.append(step.stored(store, self.program.buffer(store.buffer).dtype))
         return block(
             f"for (int {local.at} = int(threadIdx.x); {local.at} < {local.count}; {local.at} += {_THREADS})", step.lines
         )

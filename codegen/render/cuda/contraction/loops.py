@@ -98,9 +98,7 @@ class ReductionLoops:
 
     def stored(self, scope: Scope, store: Store) -> str:
         """The line that stores a value of `scope`."""
-        buffer = self.program.buffer(store.buffer)
-        value = scope.converted(store.value, buffer.dtype)
-        return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
+        return scope.stored(store, self.program.buffer(store.buffer).dtype)
 
     def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
         positional = reduction.op.finds_place and value is reduction.values[1]

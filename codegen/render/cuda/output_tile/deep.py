@@ -15,6 +15,7 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used
 from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies, TileSequence
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
@@ -159,12 +160,13 @@ def _constants(windows: tuple[TileWindow, ...]) -> Iterator[tuple[TileWindow, Lo
     return ((window, load) for window in windows for load in window.constants)
 
 
-class DeepTiles:
+class DeepTiles(ImageWindows):
     """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
 
     def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
         assert isinstance(frame.schedule, DeepTile)
-        self.frame, self.plan, self.windows = frame, frame.schedule, windows
+        super().__init__(frame)
+        self.plan, self.windows = frame.schedule, windows
         self.tiles = StagedWindows(frame)
         self.iterations = Iterations(
             frame, self.tiles, windows[0], places=STAGES, parts=self.plan.parts, windows=windows
@@ -172,11 +174,7 @@ class DeepTiles:
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
-    def close(self) -> None:
-        """Print what comes behind all steps."""
-
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         for window, total in zip(self.windows, self._sums, strict=True):
             lanes.bind(window.window, f"{total}[{self.tiles.result()}].part<0>()")
 

@@ -11,6 +11,7 @@ from fusepass.codegen.ir.expr import Load, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
 from fusepass.codegen.ir.sliding import Line
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows
 from fusepass.codegen.render.cuda.output_tile.sliding import line as line_of
 from fusepass.codegen.render.cuda.output_tile.staged import times
 from fusepass.codegen.render.cuda.walk.frame import Frame
@@ -33,16 +34,16 @@ class _Fixed:
         return f"{self.name}[{tap if self.several else '0'}]{self.lane}"
 
 
-class LineWindows:
+class LineWindows(ImageWindows):
     """The windows of a kernel whose schedule reads them directly."""
 
     def __init__(self, frame: Frame) -> None:
         assert frame.output_tile is not None
-        self.frame, self.place = frame, frame.output_tile
+        super().__init__(frame)
+        self.place = frame.output_tile
         self._states: list[tuple[LineWindow, str]] = []
 
     def compute(self) -> None:
-        """Print the windows, before all steps."""
         frame = self.frame
         frame.printer.expect(frame.kernel.roots)
         line, _ = frame.arranged.image
@@ -57,7 +58,6 @@ class LineWindows:
             frame.top.lines += self._window(window, state)
 
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         frame = self.frame
         for window, state in self._states:
             step = f"{times(frame.u, self._states_of(window))} + " if frame.schedule.unroll > 1 else ""
@@ -65,9 +65,6 @@ class LineWindows:
                 lanes.bind(window.window, f"{state}[{step}{frame.v} / 2].of({frame.v} % 2)")
             else:
                 lanes.bind(window.window, f"{state}[{step}{frame.v}].part<0>()")
-
-    def close(self) -> None:
-        """Nothing comes behind all steps."""
 
     def _type(self, window: LineWindow) -> str:
         if window.paired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -78,8 +79,9 @@ class OutputTileResults:
         name = frame.names.exact(f"{pointer}_results")
         return Results(pointer, C_TYPES[dtype], name, begin, ACCESS // dtype.nbytes)
 
-    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
+    def write(self, store: Store, lanes: Scope, around: Around) -> None:
         """Lay down a lane's result, if there is one."""
+        value = lanes.converted(store.value, self.frame.program.buffer(store.buffer).dtype)
         frame, made, (_, x) = self.frame, self._of[id(store)], self.frame.arranged.image
         plan, place = frame.schedule, frame.output_tile
         assert place is not None
@@ -177,3 +179,31 @@ class OutputTilePartials:
         states = {name: f"{place}[threadIdx.x]" for name, place in places.items()}
         store_partials(self.partials, self.frame.pointers, scope, states)
         return scope.lines
+
+
+class ImageWindows(abc.ABC):
+    """The windows over images of a kernel whose blocks have output tiles.
+
+    Attributes:
+        results: where these leave through shared memory.
+        found: what output tiles are reduced to, where they are reduced over positions.
+    """
+
+    results: OutputTileResults | None = None
+    found: OutputTilePartials | None = None
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    @abc.abstractmethod
+    def compute(self) -> None:
+        """Print the windows, before all steps."""
+
+    @abc.abstractmethod
+    def bind(self, lanes: Scope) -> None:
+        """Make the windows' results known to the lanes of a step."""
+
+    def close(self) -> None:
+        """Print what comes behind all steps."""
+        for each in (self.results, self.found):
+            self.frame.top.lines += [] if each is None else each.leave()

@@ -13,7 +13,7 @@ from math import prod
 from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used, output_tile_windows
-from fusepass.codegen.render.cuda.output_tile.results import OutputTilePartials, OutputTileResults
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows, OutputTilePartials, OutputTileResults
 from fusepass.codegen.render.cuda.output_tile.sliding import Form, RowTurn, Sliding, form_of
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
@@ -36,18 +36,19 @@ class Target:
     at: tuple[tuple[Axis, str], ...] = ()
 
 
-class OutputTiles:
+class OutputTiles(ImageWindows):
     """The windows of a kernel whose schedule walks output tiles, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self._tiles = frame, StagedWindows(frame)
+        super().__init__(frame)
+        self._tiles = StagedWindows(frame)
         self.sliding = Sliding(frame, self._tiles)
         self._row = self._tiles.row
         self._states: list[tuple[TileWindow, Form, str]] = []
         if isinstance(frame.schedule, WindowTile) and frame.schedule.exchanges:
-            frame.results = OutputTileResults(frame, self._tiles.pool)
+            self.results = OutputTileResults(frame, self._tiles.pool)
         if frame.kernel.partials is not None:
-            frame.found = OutputTilePartials(frame, self._tiles, frame.kernel.partials)
+            self.found = OutputTilePartials(frame, self._tiles, frame.kernel.partials)
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
@@ -67,20 +68,11 @@ class OutputTiles:
         frame.top.lines += ["__syncthreads();"] if iterations else []
         for number, (form, tiles) in enumerate(staged):
             self._compute(form, tiles, iterations[number] if iterations else None)
-        if frame.results is not None:
-            frame.results.begin()
-        if frame.found is not None:
-            frame.found.begin()
-
-    def close(self) -> None:
-        """Print what comes behind all steps."""
-        if self.frame.results is not None:
-            self.frame.top.lines += self.frame.results.leave()
-        if self.frame.found is not None:
-            self.frame.top.lines += self.frame.found.leave()
+        for each in (self.results, self.found):
+            if each is not None:
+                each.begin()
 
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         for window, form, states in self._states:
             lanes.bind(window.window, self.sliding.result(window, form, states))
 

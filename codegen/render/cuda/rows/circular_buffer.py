@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Expr, Load
-from fusepass.codegen.render.cuda.rows.fetches import Fetches
+from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
@@ -63,11 +62,7 @@ class CircularBufferWriter(KernelWriter):
         self.plan, self.buffer = plan, plan.buffer
         self.held_steps = self.buffer.waiting // plan.unroll
         self.spread = f"fp::Spread<{self.held_steps}, {plan.iterations}>"  # of these over those of a row
-        self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
-        for kept in self.kept:
-            self.places.declare(kept)
-        loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
-        self.circular_buffer = Fetches(frame, loads)
+        self.circular_buffer = self.copies_of_kept()
         self.asked: list[str] = []  # what members have left of the next row, where it was looked for
         self.rows_in_iteration = frame.kernel.row_count  # rows, or strips of them, that teams take one after another
         self.thread = frame.tile.start

@@ -268,9 +268,6 @@ def write_store(
     buffer = frame.program.buffer(store.buffer)
     pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
     value = lanes.converted(store.value, buffer.dtype)
-    if frame.results is not None:
-        frame.results.write(store, value, lanes, around)
-        return
     exchange = next((each for each in exchanged if each.transposing.store is store), None)
     if exchange is not None:
         exchange.write(frame, lanes, value, around)

@@ -6,16 +6,15 @@ thread handles at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import Program, Role, Store
+from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda.walk.tile import Arranged, OutputTilePlace, Tile
 from fusepass.codegen.render.numbers import free
@@ -48,32 +47,6 @@ class Around:
     after_lanes: list[str]
     before_steps: list[str]
     after_steps: list[str]
-
-
-class TileResults(Protocol):
-    """Results of an output tile that leave through shared memory."""
-
-    def begin(self) -> None:
-        """Define where they lie."""
-
-    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
-        """Lay one down."""
-
-    def leave(self) -> Iterator[str]:
-        """Lines that store all of them."""
-
-
-class TilePartials(Protocol):
-    """What an output tile is reduced to over positions."""
-
-    def begin(self) -> None:
-        """Define the states."""
-
-    def collect(self, lanes: Scope) -> None:
-        """Add a thread's results."""
-
-    def leave(self) -> Iterator[str]:
-        """Lines that merge and store."""
 
 
 class Frame:
@@ -127,8 +100,6 @@ class Frame:
         self.output_tile: OutputTilePlace | None = None
         # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
-        self.results: TileResults | None = None  # of an output tile, where they leave through shared memory
-        self.found: TilePartials | None = None  # of an output tile that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.expr import Expr, ReductionResult
-from fusepass.codegen.ir.program import Buffer, Reduction, Store
+from fusepass.codegen.ir.program import Reduction, Store
 from fusepass.codegen.render.cuda.contraction.convolution.laid_out import (
     Along,
     channels_together,
@@ -206,12 +206,11 @@ class ConvolutionWriter(TileWriter):
         return scope.lines
 
     def _store(self, scope: Scope, store: Store) -> str:
-        buffer: Buffer = self.program.buffer(store.buffer)
-        value = scope.converted(store.value, buffer.dtype)
-        index, target = scope.index(store.index), self.pointers[store.buffer]
+        dtype = self.program.buffer(store.buffer).dtype
         if not self.on.pace:
-            return f"{target}[{index}] = {value};"
-        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)
+            return scope.stored(store, dtype)
+        value, target = scope.converted(store.value, dtype), self.pointers[store.buffer]
+        return store_own(target, scope.index(store.index), value, self.index_type, dtype.nbytes, self.c)
 
 
 def repair(writer: ConvolutionWriter, height: int = ROWS) -> Iterable[str]:
