@@ -16,7 +16,7 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.family import Family, Place, Text
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, block, loop
 from fusepass.codegen.schedule_product import Access, access_of
 
 TILE, TERMS, STAGES, VECTOR = 32, 32, 3, 8
@@ -114,4 +114,4 @@ def _results(kernel: Kernel, place: Place) -> list[str]:
         f"const int {c.column} = {c.first_column} + {c.along} + {c.i} / 4 * 8 + {c.lane} % 4 * 2 + {c.i} % 2;",
         *block(f"if ({c.row} < {kernel.matrix[2]} && {c.column} < {kernel.matrix[3]})", [*scope.lines, *stores]),
     ]
-    return ["#pragma unroll", *block(f"for (int {c.i} = 0; {c.i} < 8; ++{c.i})", each)]
+    return loop(c.i, 8, each)

@@ -11,7 +11,7 @@ from fusepass.codegen.render.cuda.families import ALWAYS, INDIRECT
 from fusepass.codegen.render.cuda.library import KernelText, LibraryText
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either, written
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either, loop, written
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.source import Source, Target
 
@@ -115,10 +115,9 @@ class _Writer:
             value = lane.converted(store.value, self.program.buffer(store.buffer).dtype)
             lane.lines.append(f"{name}[{local.lane}] = {value};")
             behind.append(f"fp::as_vector<{self.lanes}>({self.pointers[store.buffer]}[{local.at}]) = {name};")
-        loop = block(f"for (int {local.lane} = 0; {local.lane} < {self.lanes}; ++{local.lane})", lane.lines)
         start, advance = f"int {local.at} = {self.lanes} * int(threadIdx.x)", self.lanes * _THREADS
         head = f"for ({start}; {local.at} < {self.piece}; {local.at} += {advance})"
-        return ["#pragma unroll 1", *block(head, [*step.lines, "#pragma unroll", *loop, *behind])]
+        return ["#pragma unroll 1", *block(head, [*step.lines, *loop(local.lane, self.lanes, lane.lines), *behind])]
 
     def _vector(self, step: Scope, load: Load) -> str:
         name = self.names.numbered(f"{self.pointers[load.buffer]}_in")

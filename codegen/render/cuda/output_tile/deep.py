@@ -30,7 +30,6 @@ from fusepass.codegen.schedule.deep import (
     weights_of_tile,
 )
 from fusepass.codegen.schedule.plan_output_tile import DeepTile
-from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +182,12 @@ class DeepTiles(ImageWindows):
         frame, plan, tiles, iterations = self.frame, self.plan, self.tiles, self.iterations
         window, element = iterations.window, iterations.element
         frame.printer.expect([store.value for store in frame.kernel.stores])
-        frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {tiles.pool}[];")
+        frame.top.lines.append(tiles.pool.declaration)
         (below,) = window.below
         tile = tiles.declare(window, below, STAGES * plan.parts * plan.planes)
         weights = frame.names.exact("weights")
         tiles.reserve(weights, element, STAGES * iterations.room * window.window.dtype.nbytes)
-        if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
+        tiles.pool.check(frame.kernel.name, plan.shared_bytes, exchanged_bytes(self.windows, plan))
         streams = TileCopies(iterations, tile), WeightCopies(iterations, weights)
         for stream in streams:
             stream.prepare()
@@ -283,7 +281,7 @@ class DeepTiles(ImageWindows):
         results = plan.unroll * plan.width
         pool, part, k = (frame.names.numbered(word) for word in ("sums", "part", "k"))
         each = results * len(self.windows) * self._threads
-        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool})"
+        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool.name})"
         lines = ["__syncthreads();", f"{self.iterations.element}* const {pool} = {start};"]
 
         def place(which: str, number: int) -> str:

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Partials, Reduction, Store
 from fusepass.codegen.render.cuda.output_tile.staged import StagedWindows, times
 from fusepass.codegen.render.cuda.partials import state_type, store_partials
-from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame, Pool
 from fusepass.codegen.render.cuda.walk.tile import OutputTilePlace
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, where
@@ -39,7 +39,7 @@ class Results:
 class OutputTileResults:
     """What the stores of a kernel whose schedule walks output tiles lay down, and how it leaves."""
 
-    def __init__(self, frame: Frame, pool: str) -> None:
+    def __init__(self, frame: Frame, pool: Pool) -> None:
         self.frame, self._pool = frame, pool
         self._of: dict[int, Results] = {}
 
@@ -52,12 +52,12 @@ class OutputTileResults:
 
     def begin(self) -> None:
         """Print where results are to be laid down, when all threads have read the tiles."""
-        top, used = self.frame.top, 0
+        top, pool = self.frame.top, Pool(self._pool.name)
         top.lines.append("__syncthreads();")
         for store in self.frame.kernel.stores:
-            made, start = self._results(store), f"{self._pool} + {used}" if used else self._pool
-            top.lines.append(f"{made.element}* const {made.name} = reinterpret_cast<{made.element}*>({start});")
-            used += room_of_results(self._count, ACCESS // made.vector)
+            made = self._results(store)
+            nbytes = room_of_results(self._count, ACCESS // made.vector)
+            top.lines.append(pool.array(made.element, made.name, nbytes))
             self._of[id(store)] = made
 
     def _results(self, store: Store) -> Results:
@@ -139,13 +139,12 @@ class OutputTilePartials:
 
     def leave(self) -> Iterator[str]:
         """The lines that reduce what threads have collected, and store what they found."""
-        names, used, places = self.frame.names, 0, dict[str, str]()
+        names, pool, places = self.frame.names, Pool(self._tiles.pool.name), dict[str, str]()
         yield "__syncthreads();"
         for reduction in self.partials.reductions:
-            start = f"{self._tiles.pool} + {used}" if used else self._tiles.pool
             place = places[reduction.name] = names.numbered("states")
-            yield from self._reduced(reduction, place, start)
-            used += room_of_states(reduction, self.frame.schedule.threads)
+            yield pool.array(state_type(reduction), place, room_of_states(reduction, self.frame.schedule.threads))
+            yield from self._reduced(reduction, place)
         yield from block(f"if (threadIdx.x % {self._threads} == 0)", self._stores(places))
 
     @property
@@ -153,10 +152,9 @@ class OutputTilePartials:
         """Of an image."""
         return self.frame.schedule.threads // self.frame.image_plan.planes
 
-    def _reduced(self, reduction: Reduction, places: str, start: str) -> Iterator[str]:
-        """The lines that merge the states of an image's threads, in shared memory from `start` on."""
+    def _reduced(self, reduction: Reduction, places: str) -> Iterator[str]:
+        """The lines that merge the states of an image's threads in these `places`."""
         kind, state = state_type(reduction), self.frame.names.numbered("state")
-        yield f"{kind}* const {places} = reinterpret_cast<{kind}*>({start});"
         yield f"{kind} {state};"
         yield f"fp::push_own({state}, {self._values}, fp::Own<{self.frame.schedule.width}>({self._own()}));"
         yield f"fp::merge_threads<{self._threads}>({places}, {state});"

@@ -21,7 +21,6 @@ from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
-from fusepass.errors import RenderError
 
 # Points of a window for which the code is there twice: conditions of fewer cost little, the code of more takes long to compile.
 _TWICE = range(36, 129)
@@ -56,12 +55,11 @@ class OutputTiles(ImageWindows):
         y, x = frame.arranged.image
         windows = output_tile_windows(frame.kernel, frame.program, (y, x))
         frame.printer.expect(frame.kernel.roots)
-        frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
+        frame.top.lines.append(self._tiles.pool.declaration)
         staged = [self._staged(window) for window in windows]
         along = frame.window_plan.along
         iterations = [RowTurn(frame, self.sliding, self._tiles, form, tiles) for form, tiles in staged] if along else []
-        if self._tiles.used > frame.schedule.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {frame.schedule.shared_bytes}")
+        self._tiles.pool.check(frame.kernel.name, frame.schedule.shared_bytes)
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
         for iteration in iterations:
             frame.top.lines += iteration.lay_down()

@@ -25,6 +25,7 @@ from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
+from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,30 @@ class Around:
     after_lanes: list[str]
     before_steps: list[str]
     after_steps: list[str]
+
+
+class Pool:
+    """A block's dynamic shared memory, whose parts lie one after another."""
+
+    def __init__(self, name: str, number: Callable[[int], str] = str) -> None:
+        """`name` in C; `number` prints where a part begins."""
+        self.name, self.used, self._number = name, 0, number
+        self.declaration = f"extern __shared__ __align__(16) unsigned char {name}[];"
+
+    def take(self, nbytes: int) -> str:
+        """Where the next `nbytes`, a multiple of 16, begin."""
+        start = f"{self.name} + {self._number(self.used)}" if self.used else self.name
+        self.used += nbytes
+        return start
+
+    def array(self, element: str, name: str, nbytes: int) -> str:
+        """The line that declares `name` as their place."""
+        return f"{element}* const {name} = reinterpret_cast<{element}*>({self.take(nbytes)});"
+
+    def check(self, kernel: str, room: int, used: int = 0) -> None:
+        """Raises RenderError where the schedule of that kernel has less `room` than was taken, or is `used`."""
+        if max(self.used, used) > room:
+            raise RenderError(f"{kernel} has {max(self.used, used)} bytes in shared memory, not {room}")
 
 
 class Frame:

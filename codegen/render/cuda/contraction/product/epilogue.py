@@ -19,7 +19,7 @@ from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, split
 from fusepass.codegen.render.cuda.contraction.product.direct import SumsWriter
 from fusepass.codegen.render.cuda.contraction.product.lines import Lines
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 from fusepass.codegen.schedule_product import ProductSchedule
 
 _WIDTHS = 8, 4, 2
@@ -117,8 +117,7 @@ class ResultVectors:
         body = [
             f"fp::Vec<float, {taken.width}> {c.laid} = {place};",
             *here.lines,
-            "#pragma unroll",
-            *block(f"for (int {c.i} = 0; {c.i} < {taken.width}; ++{c.i})", each.lines),
+            *loop(c.i, taken.width, each.lines),
             *behind,
         ]
         bounds = [
@@ -206,8 +205,7 @@ class Epilogue(SumsWriter):
             *here.lines,
             f"{c.sum} = {value};",
         ]
-        head = f"for (int {c.across} = 0; {c.across} < {2 * self.plan.tiling.n}; ++{c.across})"
-        inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
+        inside = [*places, *along.lines, *loop(c.across, 2 * self.plan.tiling.n, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
         yield ""
