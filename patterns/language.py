@@ -59,7 +59,6 @@ class Call:
         kwargs: by name in the operator's schema.
         open: arguments that are not mentioned may be anything; otherwise they must have their default values.
         commutative: the first two arguments may be exchanged.
-        single_user: nothing outside the match reads the result.
         name: captures the call's node, if given.
         item: matches the ``getitem`` of that result of the call; `name` captures the call.
     """
@@ -70,7 +69,6 @@ class Call:
     kwargs: Mapping[str, Operand] = field(default_factory=lambda: MappingProxyType({}))
     open: bool = False
     commutative: bool = False
-    single_user: bool = False
     name: str | None = None
     item: int | None = None
 
@@ -78,7 +76,7 @@ class Call:
     def flat(self) -> Flat | None:
         """What there is to know, where a call of the operator on any different tensors will do; most patterns are so."""
         names = tuple(operand.name for operand in self.args if isinstance(operand, Var))
-        plain = self.item is None and not self.kwargs and not self.single_user and self.name not in names
+        plain = self.item is None and not self.kwargs and self.name not in names
         different = len(set(names)) == len(self.args)
         return Flat(names, self.name, self.open, self.commutative) if names and plain and different else None
 
@@ -90,10 +88,6 @@ class Call:
     def __getitem__(self, name: str) -> Call:
         """The same pattern, its node captured under `name`."""
         return replace(self, name=name)
-
-    def used_once(self) -> Call:
-        """The same pattern, where nothing outside the match reads the result."""
-        return replace(self, single_user=True)
 
 
 def var(name: str) -> Var:

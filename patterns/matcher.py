@@ -138,7 +138,6 @@ class _Found(NamedTuple):
 
     captures: Mapping[str, Any] = MappingProxyType({})
     nodes: tuple[fx.Node, ...] = ()
-    once: tuple[fx.Node, ...] = ()
 
     def capture(self, name: str | None, value: Any) -> _Found | None:
         """With `value` under `name`; None if that is taken by another value."""
@@ -146,7 +145,7 @@ class _Found(NamedTuple):
             return self
         if name in self.captures:
             return None
-        return _Found({**self.captures, name: value}, self.nodes, self.once)
+        return _Found({**self.captures, name: value}, self.nodes)
 
 
 class _Attempt:
@@ -157,17 +156,8 @@ class _Attempt:
 
     def matches(self, pattern: Call, node: fx.Node, unwritten: bool = False) -> Iterator[Match]:
         """Every way in which `node` fits `pattern`."""
-        for found in self.calls(pattern, node, _Found()):
+        for found in self._call(pattern, node, _Found()):
             yield Match(node, frozenset(found.nodes), found.captures, unwritten)
-
-    def calls(self, pattern: Call, node: fx.Node, found: _Found) -> Iterator[_Found]:
-        """Every way in which `node` fits `pattern`, given what is `found`, with users outside checked."""
-        for result in self._call(pattern, node, found):
-            shared = [inner for inner in result.once if not inner.users.keys() <= {*result.nodes}]
-            if shared:
-                self._fail(shared[0], "its result has other users")
-            else:
-                yield result
 
     def _fail(self, node: fx.Node, template: str, *values: object) -> None:
         self.mismatch = Mismatch(node, template, values)
@@ -187,8 +177,7 @@ class _Attempt:
         if captured is None:
             self._fail(node, "is not what {} stands for already", pattern.name)
             return
-        once = (*captured.once, node) if pattern.single_user else captured.once
-        start = _Found(captured.captures, (*captured.nodes, node), once)
+        start = _Found(captured.captures, (*captured.nodes, node))
         operands = (*pattern.args, *pattern.kwargs.values())
         yield from self._operands(operands, values, start)
         if pattern.commutative:
@@ -221,8 +210,7 @@ class _Attempt:
         if any(other.users for other in producer.users if other is not node):
             self._fail(producer, "another of its results is used")
             return
-        start = _Found(found.captures, (*found.nodes, node), found.once)
-        yield from self._call(pattern.producer, producer, start)
+        yield from self._call(pattern.producer, producer, _Found(found.captures, (*found.nodes, node)))
 
     def _operands(self, operands: Sequence[Operand], values: Sequence[Any], found: _Found) -> Iterator[_Found]:
         if not operands:

@@ -272,8 +272,8 @@ def _in_places(
         form = anchored(program, builder, call, anchor, over)
         if form is None or (over == CHANNELS and not few and form.kernels[0].stores):
             continue
-        ways = [in_scaled_tiles(form, builder, 0, held=True)] if held else []
-        ways.append(in_scaled_tiles(form, builder, 0) if scaling else in_places(form, builder, 0))
+        ways = [in_scaled_tiles(form, builder, held=True)] if held else []
+        ways.append(in_scaled_tiles(form, builder) if scaling else in_places(form, builder))
         for made in ways:
             place = len(made.kernels) - len(form.kernels)
             reduced = None if over else reduce_positions(made, builder, place, pieces)
@@ -312,7 +312,7 @@ def _forms(
         for form, reducing in zip(forms, (True, False), strict=True):
             if form is None:
                 continue
-            made, place = (pack_weights(form, builder, 0), 1) if packed else (form, 0)
+            made, place = (pack_weights(form, builder), 1) if packed else (form, 0)
             if isinstance(anchor, Product) and product_seconds is not None:
                 made, place = lay_out_operands(made, builder, place, product_seconds)
             reduced = None if reducing else reduce_positions(made, builder, place, pieces, kept=kept)

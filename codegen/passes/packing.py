@@ -31,33 +31,31 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program, Role, Store
 from fusepass.codegen.passes.halves import LOW_SHIFT, Layout, as_halves, channels_last, weight_scales_of
 
 
-def pack_weights(program: Program, builder: Builder, position: int) -> Program:
-    """`program` with a kernel before the convolution at `position` that writes its weights in slices; see `Convolution.packed_shape`.
+def pack_weights(program: Program, builder: Builder) -> Program:
+    """`program`, which begins with a convolution, with a kernel before it that writes its weights in slices; see `Convolution.packed_shape`.
 
     Weights change between calls, so this is done in each: it moves them once, which is little beside the convolution.
     """
-    anchor = _convolution(program, position)
+    anchor = _convolution(program)
     name = program.unused_name(f"{anchor.weight}_packed")
     weight = program.buffer(anchor.weight)
     shape = anchor.packed_shape(weight.shape)
     packed = Buffer(name, DType.F32, shape, contiguous_strides(shape), Role.TEMP)
     packing = _kernel(anchor, weight, packed, builder)
-    return _packed(program, position, replace(anchor, packed=name), [packing], [packed])
+    return _packed(program, replace(anchor, packed=name), [packing], [packed])
 
 
-def _convolution(program: Program, position: int) -> Convolution:
-    anchor = program.kernels[position].anchor
+def _convolution(program: Program) -> Convolution:
+    anchor = program.kernels[0].anchor
     assert isinstance(anchor, Convolution)
     return anchor
 
 
-def _packed(
-    program: Program, position: int, anchor: Convolution, kernels: Sequence[Kernel], buffers: Sequence[Buffer]
-) -> Program:
-    """`program` with `kernels` that write `buffers` before the one at `position`, whose anchor reads them."""
-    found = list(program.kernels)
-    found[position : position + 1] = [*kernels, replace(found[position], anchor=anchor)]
-    return replace(program, buffers=(*program.buffers, *buffers), kernels=tuple(found))
+def _packed(program: Program, anchor: Convolution, kernels: Sequence[Kernel], buffers: Sequence[Buffer]) -> Program:
+    """`program` with `kernels` that write `buffers` before its first one, whose anchor reads them."""
+    first, *others = program.kernels
+    found = (*kernels, replace(first, anchor=anchor), *others)
+    return replace(program, buffers=(*program.buffers, *buffers), kernels=found)
 
 
 def _kernel(anchor: Convolution, weight: Buffer, packed: Buffer, builder: Builder) -> Kernel:
@@ -95,9 +93,9 @@ def _part(builder: Builder, value: Expr, part: Index) -> Expr:
     return builder.masked((Bound(part, 0, 1),), high, builder.apply(Op.SUB, value, high))
 
 
-def in_places(program: Program, builder: Builder, position: int) -> Program:
-    """`program` with the kernels that pack the operands of the convolution at `position` before it; see `few_halves`."""
-    anchor = _convolution(program, position)
+def in_places(program: Program, builder: Builder) -> Program:
+    """`program`, which begins with a convolution, with the kernels that pack its operands before it; see `few_halves`."""
+    anchor = _convolution(program)
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     name, parts = program.unused_prefix(f"{anchor.source}_scaled"), anchor.parts
     filled = halves_of_place(source.shape[1], parts)[-1]
@@ -107,7 +105,7 @@ def in_places(program: Program, builder: Builder, position: int) -> Program:
     weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled))
     halves = ScaledHalves(packed.name, weights.name, tuple(each.name for each in scales.result))
     kernels, buffers = [*pack, *scales.kernels, pack_weights], [*scales.buffers, packed, weights]
-    return _packed(program, position, replace(anchor, halves=halves), kernels, buffers)
+    return _packed(program, replace(anchor, halves=halves), kernels, buffers)
 
 
 def weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
@@ -120,9 +118,9 @@ def weight_layout(weight: Buffer, anchor: Convolution, filled: int) -> Layout:
     return Layout(axes, (*channels, *map(axis_index, places)), axis_index(part) if anchor.parts > 1 else None)
 
 
-def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: bool = False) -> Program:
-    """`program` with the kernels that pack the weights of the convolution at `position` before it; see `few_halves`, and `held` of `ScaledWeights`."""
-    anchor = _convolution(program, position)
+def in_scaled_tiles(program: Program, builder: Builder, *, held: bool = False) -> Program:
+    """`program`, which begins with a convolution, with the kernels that pack its weights before it; see `few_halves`, and `held` of `ScaledWeights`."""
+    anchor = _convolution(program)
     source, weight = program.buffer(anchor.source), program.buffer(anchor.weight)
     name = program.unused_prefix(f"{anchor.source}_scaled")
     scales = weight_scales_of(builder, name, weight, transposed=anchor.transposed)
@@ -131,4 +129,4 @@ def in_scaled_tiles(program: Program, builder: Builder, position: int, *, held: 
     weights, pack_weights = scales.pack_weight(builder, f"{name}_weight", weight_layout(weight, anchor, filled), shift)
     halves = ScaledWeights(weights.name, scales.channel.name, scales.out.name, held)
     kernels, buffers = [*scales.kernels, pack_weights], [*scales.buffers, weights]
-    return _packed(program, position, replace(anchor, halves=halves), kernels, buffers)
+    return _packed(program, replace(anchor, halves=halves), kernels, buffers)

@@ -9,7 +9,7 @@ that loads memory never leaves the condition it was met under, because its addre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from fusepass.codegen.ir.dataflow import Dataflow, Need, always_loaded
@@ -34,8 +34,19 @@ from fusepass.codegen.ir.expr import (
     without_truths,
 )
 from fusepass.codegen.ir.index import Atom, Axis, Bound, FloorDiv, Index, by_structure
+from fusepass.codegen.ir.program import Store
 from fusepass.codegen.render.numbers import free, length
-from fusepass.codegen.render.spelling import C_TYPES, Constant, Identifiers, apply_text, bare, block, is_call, literal
+from fusepass.codegen.render.spelling import (
+    C_TYPES,
+    UNROLL,
+    Constant,
+    Identifiers,
+    apply_text,
+    bare,
+    block,
+    is_call,
+    literal,
+)
 from fusepass.errors import RenderError
 
 UNROLLED_WINDOW = 64  # windows of more points stay loops
@@ -106,8 +117,18 @@ class Printer:
 class Scope:
     """A block of C under construction; `lines` are its statements so far."""
 
-    def __init__(self, printer: Printer, parent: Scope | None = None, *, conditional: bool = False) -> None:
-        """A `conditional` scope runs only if something holds that the loads printed in it may rely on."""
+    def __init__(
+        self,
+        printer: Printer,
+        parent: Scope | None = None,
+        *,
+        at: Mapping[Axis, str | Constant] | None = None,
+        conditional: bool = False,
+    ) -> None:
+        """A scope that knows the axes it is `at`, as `define_axis` would make it.
+
+        A `conditional` scope runs only if something holds that the loads printed in it may rely on.
+        """
         self.printer = printer
         self.parent = parent
         self.conditional = conditional
@@ -115,15 +136,15 @@ class Scope:
         self._values: dict[int, str] = {}
         self._spare: dict[int, int] = {}
         self._bound: list[Expr] = []  # keeps alive what the table above knows by identity
-        self._axes: dict[Axis, str | Constant] = {}
+        self._axes: dict[Axis, str | Constant] = dict(at or {})
         self._read: set[Axis] = set()
         self._atoms: dict[Atom, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         self._vectors: dict[int, str] = {}
 
-    def child(self, *, conditional: bool = False) -> Scope:
+    def child(self, at: Mapping[Axis, str | Constant] | None = None, *, conditional: bool = False) -> Scope:
         """A block inside this one; its lines are added to this scope's by the caller when it is complete."""
-        return Scope(self.printer, self, conditional=conditional)
+        return Scope(self.printer, self, at=at, conditional=conditional)
 
     def define_axis(self, axis: Axis, text: str | Constant) -> None:
         """`axis` has the value `text` from here on; `text` must need no parentheses as an operand."""
@@ -166,6 +187,11 @@ class Scope:
         """The text of `node` in this type, for places where it is not an operand."""
         text = bare(self.value(node))
         return text if node.dtype is dtype else f"fp::cast<{C_TYPES[dtype]}>({text})"
+
+    def stored(self, store: Store, dtype: DType) -> str:
+        """The statement that stores an element of a buffer of this type."""
+        value = self.converted(store.value, dtype)
+        return f"{self.printer.pointers[store.buffer]}[{self.index(store.index)}] = {value};"
 
     def index(self, index: Index) -> str:
         """The text of an index; divisions and remainders become named values."""
@@ -405,28 +431,17 @@ class Scope:
 
     def _window(self, node: Window) -> str:
         state = self.printer.names.numbered(node.op.value.lower())
-        variables = [self.printer.names.numbered(axis.name) for axis in node.axes]
-        scopes = [self]
-        for axis, variable in zip(node.axes, variables, strict=True):
-            scopes.append(scopes[-1].child())
-            scopes[-1].define_axis(axis, variable)
-        inner = scopes[-1]
-        vectors = self._load_window_vectors(node, scopes[-2], inner, variables[-1])
-        inner.lines += inner.pushing(node.value, state)
-        few = prod(axis.size for axis in node.axes) <= UNROLLED_WINDOW
+        nest = Nest(self, node.axes)
+        vectors = self._load_window_vectors(node, nest)
+        nest.inner.lines += nest.inner.pushing(node.value, state)
         self.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state};")
-        for axis, variable, scope in reversed(list(zip(node.axes, variables, scopes[1:], strict=True))):
-            head = f"for ({self.printer.index_type} {variable} = 0; {variable} < {axis.size}; ++{variable})"
-            assert scope.parent is not None
-            # What is in registers has no address.
-            unroll = ["#pragma unroll"] if few or (vectors and scope is inner) else []
-            scope.parent.lines += [*unroll, *block(head, scope.lines)]
+        nest.close(unrolled=vectors)  # what is in registers has no address
         self._values[id(node)] = f"{state}.part<0>()"
         return self._values[id(node)]
 
-    def _load_window_vectors(self, node: Window, outside: Scope, inside: Scope, variable: str) -> bool:
+    def _load_window_vectors(self, node: Window, nest: Nest) -> bool:
         """Load all points along the window's last axis at once, where the target can; whether it can."""
-        axis, found = node.axes[-1], False
+        axis, found, outside = node.axes[-1], False, nest.scopes[-2]
         for load in always_loaded(node.value):
             call = self.printer.window_vector(load, axis)
             if call is None:
@@ -434,6 +449,26 @@ class Scope:
             name = self.printer.names.numbered(f"{self.printer.pointers[load.buffer]}_in")
             start = outside.operand(load.index.substitute({axis: Index()}))
             outside.lines.append(f"const auto {name} = {call}({self.printer.pointers[load.buffer]} + {start});")
-            inside.bind(load, f"{name}[{variable}]")
+            nest.inner.bind(load, f"{name}[{nest.variables[-1]}]")
             found = True
         return found
+
+
+class Nest:
+    """Loops over `axes` in a scope, one in another; `inner` is the body of the innermost one."""
+
+    def __init__(self, outer: Scope, axes: Sequence[Axis]) -> None:
+        self.axes, self.variables = axes, [outer.printer.names.numbered(axis.name) for axis in axes]
+        self.scopes = [outer]
+        for axis, variable in zip(axes, self.variables, strict=True):
+            self.scopes.append(self.scopes[-1].child({axis: variable}))
+        self.inner = self.scopes[-1]
+
+    def close(self, *, unrolled: bool = False) -> None:
+        """Give each scope the loop around the next one's lines; loops over few points are written out, the innermost also if `unrolled`."""
+        few, kind = prod(axis.size for axis in self.axes) <= UNROLLED_WINDOW, self.inner.printer.index_type
+        for number, (axis, variable) in reversed([*enumerate(zip(self.axes, self.variables, strict=True))]):
+            outer, scope = self.scopes[number : number + 2]
+            head = f"for ({kind} {variable} = 0; {variable} < {axis.size}; ++{variable})"
+            outer.lines += [UNROLL] if few or (unrolled and scope is self.inner) else []
+            outer.lines += block(head, scope.lines)

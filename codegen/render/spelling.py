@@ -263,6 +263,12 @@ def loop(variable: str, count: int | str, lines: Iterable[str], pragma: str = UN
     return [pragma, *block(f"for (int {variable} = 0; {variable} < {count}; ++{variable})", lines)]
 
 
+def where(lines: Iterable[str], *conditions: str) -> list[str]:
+    """`lines` where all `conditions` hold: as they are, where none is in question."""
+    asked = [each for each in conditions if each not in ("", "true")]
+    return block(f"if ({' && '.join(asked)})", lines) if asked else list(lines)
+
+
 def either(condition: str, lines: Iterable[str], others: Iterable[str]) -> list[str]:
     """`lines` where the condition holds, else `others`."""
     return [*block(f"if ({condition})", lines, "} else {"), *indented(others), "}"]

@@ -40,6 +40,5 @@ def stored_once(
     scope = Scope(Printer(names.copy(), pointers))
     scope.printer.expect([store.value for store in kernel.once])
     for store in kernel.once:
-        value = scope.converted(store.value, program.buffer(store.buffer).dtype)
-        scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {value};")
+        scope.lines.append(scope.stored(store, program.buffer(store.buffer).dtype))
     return block(f"if ({condition})", scope.lines) if condition else braces(scope.lines)

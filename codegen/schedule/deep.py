@@ -14,10 +14,10 @@ from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.output_tiles import Below, TileWindow, deep_windows
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.staged_windows import TileShape
-from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_space import in_turns
 from fusepass.codegen.schedule.output_tile_work import Work, cycles_of_launch
 from fusepass.codegen.schedule.plan_output_tile import DeepTile
-from fusepass.codegen.schedule.shape import ceil, divisors
+from fusepass.codegen.schedule.shape import ceil
 
 STAGES = 3
 """Places for tiles: of the one at hand, and of those that are on their way."""
@@ -121,25 +121,16 @@ def _plans(kernel: Kernel, program: Program, facts: DeviceFacts, aligned: bool) 
         return
     work, (y, x) = _Work(kernel, program, facts, windows, aligned), image
     images = work.kernel.row_count // (y.size * x.size)
+    parts = [part for part in _PARTS if work.window.deep[0].size % part == 0]
     for width, unroll in product((4, 2, 1), (1, 2, 3, 4, 6, 8)):
         results = width * unroll
         fits = results * len(work.windows) <= _SUMS and results * work.pushed <= _MOST_PUSHED
         if width > x.size or unroll > y.size or not fits:
             continue
-        for lanes, groups, parts in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll), _PARTS):
-            tile_height, cols = min(unroll * groups, y.size), lanes * width
-            if lanes * groups * parts > THREADS[1] or work.window.deep[0].size % parts:
-                continue
-            output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
-            alone = output_tiles > 1 or bool(work.window.around)
-            for planes in (1,) if alone else divisors(images, THREADS[1] // (lanes * groups * parts)):
-                if lanes * groups * planes * parts < THREADS[0]:
-                    continue
-                blocks = images // planes * output_tiles
-                plan = DeepTile(width, unroll, lanes, groups * planes * parts, blocks, image=image, parts=parts)
-                found = _finished(work, replace(plan, planes=planes, tile_height=tile_height))
-                if found is not None:
-                    yield found
+        for plan, part in in_turns(DeepTile, image, images, width, unroll, parts, alone=bool(work.window.around)):
+            found = _finished(work, replace(plan, parts=part))
+            if found is not None:
+                yield found
 
 
 def _finished(work: _Work, plan: DeepTile) -> tuple[DeepTile, float] | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import gcd, prod
+from typing import TypeVar
 
 from fusepass.codegen.device import RESERVED, WARP
+from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.schedule.output_tile_results import Leaving, bytes_of_results, bytes_of_states
 from fusepass.codegen.schedule.output_tile_work import OutputTileWork
 from fusepass.codegen.schedule.plan import Memory
-from fusepass.codegen.schedule.plan_output_tile import WindowTile
+from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.shape import ceil, divisors
+
+T = TypeVar("T", bound=OutputTile)
 
 THREADS = 64, 256
 """Least and most of a block that takes an output tile."""
@@ -36,6 +40,33 @@ def lanes_of_patch(count: int, width: int) -> list[int]:
 def groups_of_patch(height: int, unroll: int) -> list[int]:
     """Threads below each other, of which the last one's rows may be also others'."""
     return _least_waste({ceil(ceil(height, each), unroll) for each in range(1, height + 1)}, unroll, height)
+
+
+def in_turns(
+    kind: Callable[..., T],
+    image: tuple[Axis, ...],
+    images: int,
+    width: int,
+    unroll: int,
+    parts: Sequence[int] = (1,),
+    *,
+    alone: bool = False,
+) -> Iterator[tuple[T, int]]:
+    """All output tiles of this `kind` whose tiles come turn by turn, threads having `unroll` rows of `width` results: each with in how many of
+    the `parts` a block shares its turns. Where one covers an image, a block has several of so many `images`, unless `alone`.
+    """
+    y, x = image
+    for lanes, groups, part in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll), parts):
+        threads, tile_height = lanes * groups * part, min(unroll * groups, y.size)
+        output_tiles = ceil(y.size, tile_height) * ceil(x.size, lanes * width)
+        several = output_tiles == 1 and not alone and threads <= THREADS[1]
+        for planes in divisors(images, THREADS[1] // threads) if several else (1,):
+            if THREADS[0] <= threads * planes <= THREADS[1]:
+                blocks, each = images // planes * output_tiles, groups * planes * part
+                yield (
+                    kind(width, unroll, lanes, each, blocks, image=image, planes=planes, tile_height=tile_height),
+                    part,
+                )
 
 
 def _least_waste(threads: Iterable[int], each: int, count: int) -> list[int]:

@@ -15,10 +15,10 @@ from fusepass.codegen.ir.sliding import Reduced
 from fusepass.codegen.ir.staged_windows import TileShape
 from fusepass.codegen.schedule.output_tile import LEAST_REUSE
 from fusepass.codegen.schedule.output_tile_results import vector_of_results
-from fusepass.codegen.schedule.output_tile_space import THREADS, groups_of_patch, lanes_of_patch
+from fusepass.codegen.schedule.output_tile_space import in_turns
 from fusepass.codegen.schedule.output_tile_work import Work, cycles_of_launch
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
-from fusepass.codegen.schedule.shape import ceil, divisors
+from fusepass.codegen.schedule.shape import ceil
 
 STAGES = 3
 """Turns whose tiles have places: that of the one at hand, and those that are on their way."""
@@ -80,29 +80,10 @@ def _plans(work: _Work) -> Iterator[tuple[PlaneTile, float]]:
     for unroll in _UNROLLS:
         if unroll > y.size:
             continue
-        for lanes, groups in product(lanes_of_patch(x.size, width), groups_of_patch(y.size, unroll)):
-            if lanes * groups > THREADS[1]:
-                continue
-            tile_height, cols = min(unroll * groups, y.size), lanes * width
-            output_tiles = ceil(y.size, tile_height) * ceil(x.size, cols)
-            for several in divisors(images, THREADS[1] // (lanes * groups)) if output_tiles == 1 else (1,):
-                if lanes * groups * several < THREADS[0]:
-                    continue
-                plan = PlaneTile(
-                    width,
-                    unroll,
-                    lanes,
-                    groups * several,
-                    0,
-                    image=(y, x),
-                    planes=several,
-                    tile_height=tile_height,
-                )
-                for depth in depths:
-                    blocks = images // several * output_tiles * ceil(z.size, depth)
-                    found = _finished(work, replace(plan, depth=depth, blocks=blocks))
-                    if found is not None:
-                        yield found
+        for (plan, _), depth in product(in_turns(PlaneTile, (y, x), images, width, unroll), depths):
+            found = _finished(work, replace(plan, depth=depth, blocks=plan.blocks * ceil(z.size, depth)))
+            if found is not None:
+                yield found
 
 
 def _finished(work: _Work, plan: PlaneTile) -> tuple[PlaneTile, float] | None:

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.render.cuda.family import Family, Place, Text
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, block, loop
 from fusepass.codegen.schedule_product import Access, access_of
 
 TILE, TERMS, STAGES, VECTOR = 32, 32, 3, 8
@@ -108,13 +108,10 @@ def _results(kernel: Kernel, place: Place) -> list[str]:
     scope.printer.expect(kernel.roots)
     total = next(node for node in kernel.nodes if isinstance(node, ReductionResult))
     scope.bind(total, f"{c.sums}[{c.i} / 4][{c.i} % 4]")
-    stores = []
-    for store in kernel.stores:
-        value = scope.converted(store.value, place.program.buffer(store.buffer).dtype)
-        stores.append(f"{place.pointers[store.buffer]}[{scope.index(store.index)}] = {value};")
+    stores = [scope.stored(store, place.program.buffer(store.buffer).dtype) for store in kernel.stores]
     each = [
         f"const int {c.row} = {c.first_row} + {c.down} + {c.lane} / 4 + {c.i} / 2 % 2 * 8;",
         f"const int {c.column} = {c.first_column} + {c.along} + {c.i} / 4 * 8 + {c.lane} % 4 * 2 + {c.i} % 2;",
         *block(f"if ({c.row} < {kernel.matrix[2]} && {c.column} < {kernel.matrix[3]})", [*scope.lines, *stores]),
     ]
-    return ["#pragma unroll", *block(f"for (int {c.i} = 0; {c.i} < 8; ++{c.i})", each)]
+    return loop(c.i, 8, each)

@@ -32,7 +32,6 @@ from fusepass.runtime.meta import laid
 from fusepass.runtime.operators import shorten
 
 Call = Callable[..., Any]
-Stages = Mapping[fx.Node, int]
 
 _LEAST_KEPT = 4
 """How many times the bytes that fusion may save in parts of constant sizes must exceed those that it might save elsewhere: less, and

@@ -10,9 +10,11 @@ import pytest
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Const, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.program import Store
+from fusepass.codegen.render.cuda.walk.frame import Pool
 from fusepass.codegen.render.numbers import free, plain
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import Constant, Identifiers, bare, block, either, literal, written
+from fusepass.codegen.render.spelling import Constant, Identifiers, bare, block, either, literal, where, written
 from fusepass.errors import RenderError
 
 F32 = DType.F32
@@ -24,11 +26,8 @@ def scopes(*roots: Expr) -> tuple[Scope, Scope]:
     names = Identifiers()
     printer = Printer(names, {name: names.exact(name) for name in ("x", "bias", "scale")})
     printer.expect(roots)
-    outer = Scope(printer)
-    outer.define_axis(ROW, "row")
-    inner = outer.child()
-    inner.define_axis(COL, "col")
-    return outer, inner
+    outer = Scope(printer, at={ROW: "row"})
+    return outer, outer.child({COL: "col"})
 
 
 def shown(scope: Scope) -> list[str]:
@@ -291,3 +290,27 @@ def test_an_expression_whose_parts_may_be_longer_elsewhere_is_named_where_it_wou
             inner.bind(each, f"sums[{number}]", spare=spare)
         inner.value(root)
         assert any("add_0" in line for line in inner.lines) is named
+
+
+def test_lines_stand_under_those_conditions_that_are_in_question() -> None:
+    assert where(["x = 0;"], "", "true") == ["x = 0;"]
+    assert where(["x = 0;"], "", "i < 4", "true", "live") == ["if (i < 4 && live) {", "    x = 0;", "}"]
+
+
+def test_an_element_is_stored_in_its_buffer_s_type() -> None:
+    b = Builder()
+    x = b.load("x", axis_index(ROW), F32)
+    outer, _ = scopes(x)
+    store = Store("bias", axis_index(ROW) * 2, x)
+    found = outer.stored(store, F32), outer.stored(store, DType.F16)
+    assert list(map(plain, found)) == ["bias[2 * row] = x_0;", "bias[2 * row] = fp::cast<fp::half>(x_0);"]
+
+
+def test_parts_of_shared_memory_lie_one_after_another_and_are_counted() -> None:
+    pool = Pool("pool")
+    assert pool.array("float", "sums", 64) == "float* const sums = reinterpret_cast<float*>(pool);"
+    assert pool.take(32) == "pool + 64"
+    pool.check("kernel", 96)
+    for room, used in ((95, 0), (96, 128)):
+        with pytest.raises(RenderError, match=f"kernel has {max(96, used)} bytes in shared memory, not {room}"):
+            pool.check("kernel", room, used)

@@ -15,7 +15,7 @@ from fusepass.codegen.ir.product import Nested, Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
-from fusepass.codegen.render.cuda.contraction.families import PRODUCT
+from fusepass.codegen.render.cuda.families import PRODUCT
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Access, Tiling
 from fusepass.codegen.source import Source

@@ -7,7 +7,7 @@ from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.render.cpu.loops import KernelWriter
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.spelling import block, where
 
 
 class ProductWriter(KernelWriter):
@@ -21,19 +21,18 @@ class ProductWriter(KernelWriter):
         inside = scope.child(conditional=True)
         self._point(inside)
         condition = scope.condition(self.kernel.within)
-        scope.lines += block(f"if ({condition})", inside.lines) if self.kernel.within else inside.lines
+        scope.lines += where(inside.lines, condition if self.kernel.within else "")
 
     def _point(self, scope: Scope) -> None:
         product = self.kernel.anchor
         assert isinstance(product, Product)
         piece, batch, row, column = self.kernel.rows
         term = Axis(self.names.numbered("term"), product.inner)
-        inside = scope.child()
-        inside.define_axis(term, term.name)
+        inside = scope.child({term: term.name})
         factors = []
         for operand, across in ((product.left, row), (product.right, column)):
-            where = [axis_index(axis) for axis in (batch, across, term)]
-            index = inside.index(operand.place(*where))
+            place = [axis_index(axis) for axis in (batch, across, term)]
+            index = inside.index(operand.place(*place))
             factors.append(f"double(fp::cast<float>({self.printer.pointers[operand.buffer]}[{index}]))")
         total, first = self.names.numbered("sum"), scope.index(axis_index(piece) * product.length)
         end, last = (

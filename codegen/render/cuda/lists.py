@@ -11,7 +11,7 @@ from fusepass.codegen.render.cuda.families import ALWAYS, INDIRECT
 from fusepass.codegen.render.cuda.library import KernelText, LibraryText
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either, written
+from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either, loop, written
 from fusepass.codegen.render.template import fill
 from fusepass.codegen.source import Source, Target
 
@@ -103,8 +103,7 @@ class _Writer:
 
     def _vectors(self) -> list[str]:
         local, step = self.names.locals, self.top.child()
-        lane = step.child()
-        lane.define_axis(self.axis, f"({local.at} + {local.lane})")
+        lane = step.child({self.axis: f"({local.at} + {local.lane})"})
         for load in self.kernel.loads():
             if self.program.buffer(load.buffer).shape:
                 name = self._vector(step, load)
@@ -116,10 +115,9 @@ class _Writer:
             value = lane.converted(store.value, self.program.buffer(store.buffer).dtype)
             lane.lines.append(f"{name}[{local.lane}] = {value};")
             behind.append(f"fp::as_vector<{self.lanes}>({self.pointers[store.buffer]}[{local.at}]) = {name};")
-        loop = block(f"for (int {local.lane} = 0; {local.lane} < {self.lanes}; ++{local.lane})", lane.lines)
         start, advance = f"int {local.at} = {self.lanes} * int(threadIdx.x)", self.lanes * _THREADS
         head = f"for ({start}; {local.at} < {self.piece}; {local.at} += {advance})"
-        return ["#pragma unroll 1", *block(head, [*step.lines, "#pragma unroll", *loop, *behind])]
+        return ["#pragma unroll 1", *block(head, [*step.lines, *loop(local.lane, self.lanes, lane.lines), *behind])]
 
     def _vector(self, step: Scope, load: Load) -> str:
         name = self.names.numbered(f"{self.pointers[load.buffer]}_in")
@@ -136,8 +134,7 @@ class _Writer:
         for load in self.kernel.loads():
             step.value(load)  # before a result is written over it
         for store in self.kernel.stores:
-            value = step.converted(store.value, self.program.buffer(store.buffer).dtype)
-            step.lines.append(f"{self.pointers[store.buffer]}[{local.at}] = {value};")
+            step.lines.append(step.stored(store, self.program.buffer(store.buffer).dtype))
         return block(
             f"for (int {local.at} = int(threadIdx.x); {local.at} < {local.count}; {local.at} += {_THREADS})", step.lines
         )

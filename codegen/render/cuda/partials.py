@@ -43,9 +43,10 @@ class PartialStores:
 
     def stored(self, sample: str, channel: str, piece: str) -> list[str]:
         """The lines for one sample, channel and piece; ``found_n`` is the state of the n-th reduction."""
-        scope = Scope(self.printer)
-        for axis, text in zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True):
-            scope.define_axis(axis, text)
+        scope = Scope(
+            self.printer,
+            at=dict(zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True)),
+        )
         states = {reduction.name: self._found(number) for number, reduction in enumerate(self.partials.reductions)}
         store_partials(self.partials, self.pointers, scope, states)
         return scope.lines
@@ -173,12 +174,10 @@ class RowStates(PartialStores):
     def _own_apart(self, words: int) -> list[str]:
         """Which columns of a strip exist in a thread's row."""
         c = self.c
-        first = self.index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across}")
-        scope, condition = self._existing(bool(self.columns.size % self.tiling.columns))
+        lines, exists = self._column(f"{c.i} / 2 * 8 + {c.lane} % 4 * 2 + {c.i} % 2")
         each = [
-            f"const {self.printer.index_type} {c.column} = {first} + {c.i} / 2 * 8 + {c.lane} % 4 * 2 + {c.i} % 2;",
-            *scope.lines,
-            f"{c.mine}[{c.i} / 8] |= unsigned({condition}) << fp::OwnColumns<{words}>::bit({c.i} % 8);",
+            *lines,
+            f"{c.mine}[{c.i} / 8] |= unsigned({exists}) << fp::OwnColumns<{words}>::bit({c.i} % 8);",
         ]
         return [
             f"unsigned {c.mine}[{words}] = {{}};",
@@ -200,38 +199,38 @@ class RowStates(PartialStores):
     def _inside(self, words: int) -> list[str]:
         """Which of the columns from ``across`` on exist, in all rows alike."""
         c = self.c
-        first = self.index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across}")
-        tail = bool(self.columns.size % self.tiling.columns)
         if not self.kernel.within:
-            bits = [f"fp::lowest_bits({self.columns.size} - ({first}) - {32 * word})" for word in range(words)]
-            return [f"const unsigned {c.inside}[{words}] = {{{', '.join(bits if tail else ['0xffffffffu'] * words)}}};"]
-        scope, condition = self._existing(tail)
-        each = [
-            f"const {self.printer.index_type} {c.column} = {first} + {c.i} * 32 + {c.lane};",
-            *scope.lines,
-            f"{c.inside}[{c.i}] = __ballot_sync(0xffffffffu, {condition});",
-        ]
+            bits = [f"fp::lowest_bits({self.columns.size} - ({self._first}) - {32 * word})" for word in range(words)]
+            bits = bits if self._tail else ["0xffffffffu"] * words
+            return [f"const unsigned {c.inside}[{words}] = {{{', '.join(bits)}}};"]
+        lines, exists = self._column(f"{c.i} * 32 + {c.lane}")
+        each = [*lines, f"{c.inside}[{c.i}] = __ballot_sync(0xffffffffu, {exists});"]
         return [f"unsigned {c.inside}[{words}];", *loop(c.i, words, each)]
 
-    def _existing(self, tail: bool) -> tuple[Scope, str]:
-        """The condition that ``column`` exists in ``row``."""
+    @property
+    def _first(self) -> str:
+        """The first column of a warp's strip."""
         c = self.c
-        scope = Scope(self.printer)
-        scope.define_axis(self.rows, c.row)
-        scope.define_axis(self.columns, c.column)
-        condition = scope.condition(self.kernel.within)
-        return scope, f"{c.column} < {self.columns.size} && {condition}" if tail else condition
+        return self.index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across}")
+
+    @property
+    def _tail(self) -> bool:
+        """Whether the last tile has columns that do not exist."""
+        return bool(self.columns.size % self.tiling.columns)
+
+    def _column(self, place: str) -> tuple[list[str], str]:
+        """The lines that find the ``column`` at that place of a strip, and the condition that it exists in ``row``."""
+        c = self.c
+        scope = Scope(self.printer, at={self.rows: c.row, self.columns: c.column})
+        exists = scope.condition(self.kernel.within)
+        exists = f"{c.column} < {self.columns.size} && {exists}" if self._tail else exists
+        return [f"const {self.printer.index_type} {c.column} = {self._first} + {place};", *scope.lines], exists
 
     def _inside_apart(self, share: str) -> list[str]:
         """Which of the 32 columns from ``across`` on exist in a thread's row."""
         c = self.c
-        first = self.index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across}")
-        scope, condition = self._existing(bool(self.columns.size % self.tiling.columns))
-        each = [
-            f"const {self.printer.index_type} {c.column} = {first} + {share}::place({c.i});",
-            *scope.lines,
-            f"{c.inside}[0] |= unsigned({condition}) << {share}::place({c.i});",
-        ]
+        lines, exists = self._column(f"{share}::place({c.i})")
+        each = [*lines, f"{c.inside}[0] |= unsigned({exists}) << {share}::place({c.i});"]
         return [
             f"unsigned {c.inside}[1] = {{}};",
             *loop(c.i, f"{share}::count", each),

@@ -51,8 +51,7 @@ class OuterWriter(RowsWriter):
         self.per_row(scope)
 
     def element_loop(self, scope: Scope, body: Body) -> None:
-        inner = scope.child()
-        inner.define_axis(self.across, f"({self.variables[self.across]} + {self.part_argument})")
+        inner = scope.child({self.across: f"({self.variables[self.across]} + {self.part_argument})"})
         self.bind_stats(inner)
         for node, name in self.row_values.values():
             inner.bind(node, from_memory(f"{name}{self.lane}", node.dtype))

@@ -256,8 +256,7 @@ class RowsWriter(KernelWriter, abc.ABC):
             self.element_loop(scope, lambda inner: body(inner, "0"))
             return
         step = self.names.numbered("step") if start else self.variables[self.tiled]
-        inner = scope.child()
-        inner.define_axis(self.tiled, f"({start} + {step})" if start else step)
+        inner = scope.child({self.tiled: f"({start} + {step})" if start else step})
 
         def element(innermost: Scope) -> None:
             place = scaled(step, points(self.trailing))

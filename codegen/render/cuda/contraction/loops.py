@@ -66,9 +66,7 @@ class ReductionLoops:
         if self._rows is not None:
             at = row or str(self._rows)
             suffix, spare = f"[{at}]", 1 + len(self._rows.variable) - len(at)
-        scope = Scope(self.printer)
-        for axis, text in axes.items():
-            scope.define_axis(axis, text)
+        scope = Scope(self.printer, at=axes)
         for node in walk(*roots):
             if isinstance(node, ReductionResult) and node.reduction in self._states:
                 scope.bind(node, f"{self._states[node.reduction]}{suffix}.part<{node.part}>()", spare=spare)
@@ -89,8 +87,7 @@ class ReductionLoops:
 
         What is `kept` is left at its `place`.
         """
-        inner = outer.child()
-        inner.define_axis(self.kernel.cols[0], column)
+        inner = outer.child({self.kernel.cols[0]: column})
         inner.bind(ready, self.c.sum, spare=1)
         for reduction in reduction_loop:
             values = ", ".join(self._operand(inner, reduction, value) for value in reduction.values)
@@ -101,9 +98,7 @@ class ReductionLoops:
 
     def stored(self, scope: Scope, store: Store) -> str:
         """The line that stores a value of `scope`."""
-        buffer = self.program.buffer(store.buffer)
-        value = scope.converted(store.value, buffer.dtype)
-        return f"{self.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"
+        return scope.stored(store, self.program.buffer(store.buffer).dtype)
 
     def _operand(self, scope: Scope, reduction: Reduction, value: Expr) -> str:
         positional = reduction.op.finds_place and value is reduction.values[1]

@@ -11,7 +11,7 @@ from fusepass.codegen.ir.staged_windows import ASYNCHRONOUS
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, bare, loop, where
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Copies:
 
     def where_there(self, lines: list[str]) -> list[str]:
         """`lines` for each that a thread copies."""
-        lines = block(f"if ({self.mine} < {self.total})", lines) if self.total % self.threads else lines
-        return loop(self.k, self.count, lines)
+        return loop(
+            self.k, self.count, where(lines, f"{self.mine} < {self.total}" if self.total % self.threads else "")
+        )
 
 
 class TileCopies(Copies):

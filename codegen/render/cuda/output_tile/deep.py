@@ -15,11 +15,12 @@ from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.index import Index, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used
 from fusepass.codegen.render.cuda.output_tile.copies import Copies, TileCopies, TileSequence
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, Constant, block, loop, where
 from fusepass.codegen.schedule.deep import (
     STAGES,
     exchanged_bytes,
@@ -29,7 +30,6 @@ from fusepass.codegen.schedule.deep import (
     weights_of_tile,
 )
 from fusepass.codegen.schedule.plan_output_tile import DeepTile
-from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +159,13 @@ def _constants(windows: tuple[TileWindow, ...]) -> Iterator[tuple[TileWindow, Lo
     return ((window, load) for window in windows for load in window.constants)
 
 
-class DeepTiles:
+class DeepTiles(ImageWindows):
     """The deep windows of a kernel whose schedule walks output tiles; all of them are over the same tiles."""
 
     def __init__(self, frame: Frame, windows: tuple[TileWindow, ...]) -> None:
         assert isinstance(frame.schedule, DeepTile)
-        self.frame, self.plan, self.windows = frame, frame.schedule, windows
+        super().__init__(frame)
+        self.plan, self.windows = frame.schedule, windows
         self.tiles = StagedWindows(frame)
         self.iterations = Iterations(
             frame, self.tiles, windows[0], places=STAGES, parts=self.plan.parts, windows=windows
@@ -172,11 +173,7 @@ class DeepTiles:
         self._step = frame.names.exact("step")
         self._sums: list[str] = []
 
-    def close(self) -> None:
-        """Print what comes behind all steps."""
-
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         for window, total in zip(self.windows, self._sums, strict=True):
             lanes.bind(window.window, f"{total}[{self.tiles.result()}].part<0>()")
 
@@ -185,13 +182,12 @@ class DeepTiles:
         frame, plan, tiles, iterations = self.frame, self.plan, self.tiles, self.iterations
         window, element = iterations.window, iterations.element
         frame.printer.expect([store.value for store in frame.kernel.stores])
-        frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {tiles.pool}[];")
+        frame.top.lines.append(tiles.pool.declaration)
         (below,) = window.below
         tile = tiles.declare(window, below, STAGES * plan.parts * plan.planes)
         weights = frame.names.exact("weights")
         tiles.reserve(weights, element, STAGES * iterations.room * window.window.dtype.nbytes)
-        if max(tiles.used, exchanged_bytes(self.windows, plan)) > plan.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {tiles.used} bytes, not {plan.shared_bytes}")
+        tiles.pool.check(frame.kernel.name, plan.shared_bytes, exchanged_bytes(self.windows, plan))
         streams = TileCopies(iterations, tile), WeightCopies(iterations, weights)
         for stream in streams:
             stream.prepare()
@@ -249,10 +245,7 @@ class DeepTiles:
         count, _ = below.span(window.taps, (plan.unroll, 1))
         row = frame.top.child(conditional=True)
         row.lines += tiles.read(StagedTile(below, shape, here, tile.near, tile.used))
-        inner = row.child(conditional=True)
-        for axis, text in zip(window.taps, taps, strict=True):
-            inner.define_axis(axis, text)
-        inner.define_axis(frame.lane, frame.v)
+        inner = row.child({**dict(zip(window.taps, taps, strict=True)), frame.lane: frame.v}, conditional=True)
         at = axis_index(frame.lane) * below.steps[1] + axis_index(across) * below.dilation[1]
         inner.bind(tile.used, f"{tile.near}[{plain(inner.index(at + shape.shift))}]")
         mine = [] if kept else self._fetched(held, f"{factors} + {point}", iterations.apart)
@@ -265,8 +258,7 @@ class DeepTiles:
                 number += 1
             value = scope.pushed(each.value)
             push = [*scope.lines, f"{total}[{tiles.result()}].{value};"]
-            condition = inner.condition(each.taken)
-            pushes += push if condition == "true" else block(f"if ({condition})", push)
+            pushes += where(push, inner.condition(each.taken))
         body = loop(taps[1], across.size, [*mine, *inner.lines, *loop(frame.v, plan.width, pushes)])
         row.lines += tiles.of_row(window, below, taps[0], body)
         return [*lines, *loop(tiles.row, count, row.lines)]
@@ -289,7 +281,7 @@ class DeepTiles:
         results = plan.unroll * plan.width
         pool, part, k = (frame.names.numbered(word) for word in ("sums", "part", "k"))
         each = results * len(self.windows) * self._threads
-        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool})"
+        start = f"reinterpret_cast<{self.iterations.element}*>({self.tiles.pool.name})"
         lines = ["__syncthreads();", f"{self.iterations.element}* const {pool} = {start};"]
 
         def place(which: str, number: int) -> str:

@@ -11,11 +11,12 @@ from fusepass.codegen.ir.expr import Load, ReduceOp
 from fusepass.codegen.ir.index import Axis, Bound, axis_index
 from fusepass.codegen.ir.line_windows import LineWindow, line_windows
 from fusepass.codegen.ir.sliding import Line
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows
 from fusepass.codegen.render.cuda.output_tile.sliding import line as line_of
 from fusepass.codegen.render.cuda.output_tile.staged import times
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
-from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, loop, where
 from fusepass.errors import RenderError
 
 
@@ -33,16 +34,16 @@ class _Fixed:
         return f"{self.name}[{tap if self.several else '0'}]{self.lane}"
 
 
-class LineWindows:
+class LineWindows(ImageWindows):
     """The windows of a kernel whose schedule reads them directly."""
 
     def __init__(self, frame: Frame) -> None:
         assert frame.output_tile is not None
-        self.frame, self.place = frame, frame.output_tile
+        super().__init__(frame)
+        self.place = frame.output_tile
         self._states: list[tuple[LineWindow, str]] = []
 
     def compute(self) -> None:
-        """Print the windows, before all steps."""
         frame = self.frame
         frame.printer.expect(frame.kernel.roots)
         line, _ = frame.arranged.image
@@ -57,7 +58,6 @@ class LineWindows:
             frame.top.lines += self._window(window, state)
 
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         frame = self.frame
         for window, state in self._states:
             step = f"{times(frame.u, self._states_of(window))} + " if frame.schedule.unroll > 1 else ""
@@ -65,9 +65,6 @@ class LineWindows:
                 lanes.bind(window.window, f"{state}[{step}{frame.v} / 2].of({frame.v} % 2)")
             else:
                 lanes.bind(window.window, f"{state}[{step}{frame.v}].part<0>()")
-
-    def close(self) -> None:
-        """Nothing comes behind all steps."""
 
     def _type(self, window: LineWindow) -> str:
         if window.paired:
@@ -86,7 +83,7 @@ class LineWindows:
         condition = asked.condition(window.around)
         fixed = self._fixed(window, inner)
         inner.lines += self._points(window, inner, state, fixed)
-        lines = [*asked.lines, *(inner.lines if condition == "true" else block(f"if ({condition})", inner.lines))]
+        lines = [*asked.lines, *where(inner.lines, condition)]
         few = prod(axis.size for axis in window.window.axes) <= UNROLLED_WINDOW
         for axis, variable in zip(reversed(window.others), reversed(variables), strict=True):
             lines = loop(variable, axis.size, lines, UNROLL if few else ROLLED)
@@ -98,8 +95,7 @@ class LineWindows:
         for load in window.fixed:
             name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
             taken = frame.names.numbered(window.tap.name)
-            at = scope.child()
-            at.define_axis(window.tap, self._number(taken))
+            at = scope.child({window.tap: self._number(taken)})
             lanes, width = frame.lane in load.index.axes, frame.schedule.width
             element, pointer = C_TYPES[load.dtype], frame.pointers[load.buffer]
             if lanes and frame.is_wide(load.buffer, load.index):
@@ -141,7 +137,7 @@ class LineWindows:
         frame.apart |= window.window.op is ReduceOp.SUM
         of_line, of_point, k = (frame.names.numbered(word) for word in ("of_line", "of_point", "k"))
         pushed = self._push(window, here, of_point, names, [], "0")
-        here.lines += block(f"if ({is_there})", pushed) if is_there else pushed
+        here.lines += where(pushed, is_there)
         count = shared.count * each
         merged = loop(k, count, [f"{state}[{k}].merge({of_line}[{k}]);"])
         return [
@@ -163,9 +159,7 @@ class LineWindows:
         frame, plan = self.frame, self.frame.schedule
         line, _ = frame.arranged.image
         first, at = Axis(line.name, line.size - plan.unroll + 1), Axis("point of the line", window.span(plan.unroll))
-        here = scope.child()
-        here.define_axis(first, self.place.top_row)
-        here.define_axis(at, self._number(point))
+        here = scope.child({first: self.place.top_row, at: self._number(point)})
         moved = {line: axis_index(first), window.tap: axis_index(at)}
         there = [Bound(bound.index.substitute(moved), bound.low, bound.high) for bound in window.along]
         condition, is_there, names = here.condition(there), "", list[str]()
@@ -178,7 +172,7 @@ class LineWindows:
             start = inside.operand(frame.first_lane(load.index).substitute(moved))
             read = [*inside.lines, f"{name} = fp::load_vector<{plan.width}>({frame.pointers[load.buffer]} + {start});"]
             here.lines.append(f"fp::Vec<{C_TYPES[load.dtype]}, {plan.width}> {name};")
-            here.lines += block(f"if ({is_there})", read) if is_there else read
+            here.lines += where(read, is_there)
             names.append(name)
         return here, names, is_there
 
@@ -195,9 +189,7 @@ class LineWindows:
         frame, plan = self.frame, self.frame.schedule
         if window.paired:
             return [f"fp::raise_pairs({into}, {names[0]});"]
-        lanes = scope.child(conditional=True)
-        lanes.define_axis(window.tap, tap)
-        lanes.define_axis(frame.lane, frame.v)
+        lanes = scope.child({window.tap: tap, frame.lane: frame.v}, conditional=True)
         for load, name in zip(window.moving, names, strict=True):
             lanes.bind(load, f"{name}[{frame.v}]")
         for each in fixed:

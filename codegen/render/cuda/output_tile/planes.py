@@ -18,10 +18,9 @@ from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, times
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles, Target
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import ROLLED, block, loop
+from fusepass.codegen.render.spelling import ROLLED, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import PlaneTile
 from fusepass.codegen.schedule.planes import STAGES, places
-from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,13 @@ class PlaneTiles(OutputTiles):
         """Print the copies and the windows, before all steps, up to where the results of an iteration are known."""
         frame, plan, top = self.frame, self.plan, self.frame.top
         frame.printer.expect([store.value for store in frame.kernel.stores])
-        top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
+        top.lines.append(self._tiles.pool.declaration)
         together = self.planes.iteration
         each = [_PlaneTiles(frame, self._tiles, window, places(window), together=together) for window in self.windows]
         tiles = [
             [self._tiles.declare(of.window, below, plan.planes * of.places) for below in of.window.below] for of in each
         ]
-        if self._tiles.used > plan.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {plan.shared_bytes}")
+        self._tiles.pool.check(frame.kernel.name, plan.shared_bytes)
         for window, staged in zip(self.windows, tiles, strict=True):
             form = form_of(window, staged, plan)
             self._open.append((window, form, [self.declare_states(form) for _ in range(self.planes.open)]))
@@ -194,4 +192,4 @@ class PlaneTiles(OutputTiles):
         elif points:
             targets = [Target(state, ((self.planes.tap, str(point)),)) for state, point in points]
             lines += self.rows(window, here, constants, targets)
-        return block("", [*scope.lines, *(lines if condition == "true" else block(f"if ({condition})", lines))])
+        return block("", [*scope.lines, *where(lines, condition)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,10 +10,10 @@ from fusepass.codegen.ir.index import Index
 from fusepass.codegen.ir.program import Partials, Reduction, Store
 from fusepass.codegen.render.cuda.output_tile.staged import StagedWindows, times
 from fusepass.codegen.render.cuda.partials import state_type, store_partials
-from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame, Pool
 from fusepass.codegen.render.cuda.walk.tile import OutputTilePlace
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, where
 from fusepass.codegen.schedule.output_tile_results import room_of_results, room_of_states
 from fusepass.codegen.schedule.shape import ACCESS
 
@@ -38,7 +39,7 @@ class Results:
 class OutputTileResults:
     """What the stores of a kernel whose schedule walks output tiles lay down, and how it leaves."""
 
-    def __init__(self, frame: Frame, pool: str) -> None:
+    def __init__(self, frame: Frame, pool: Pool) -> None:
         self.frame, self._pool = frame, pool
         self._of: dict[int, Results] = {}
 
@@ -51,12 +52,12 @@ class OutputTileResults:
 
     def begin(self) -> None:
         """Print where results are to be laid down, when all threads have read the tiles."""
-        top, used = self.frame.top, 0
+        top, pool = self.frame.top, Pool(self._pool.name)
         top.lines.append("__syncthreads();")
         for store in self.frame.kernel.stores:
-            made, start = self._results(store), f"{self._pool} + {used}" if used else self._pool
-            top.lines.append(f"{made.element}* const {made.name} = reinterpret_cast<{made.element}*>({start});")
-            used += room_of_results(self._count, ACCESS // made.vector)
+            made = self._results(store)
+            nbytes = room_of_results(self._count, ACCESS // made.vector)
+            top.lines.append(pool.array(made.element, made.name, nbytes))
             self._of[id(store)] = made
 
     def _results(self, store: Store) -> Results:
@@ -78,8 +79,9 @@ class OutputTileResults:
         name = frame.names.exact(f"{pointer}_results")
         return Results(pointer, C_TYPES[dtype], name, begin, ACCESS // dtype.nbytes)
 
-    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
+    def write(self, store: Store, lanes: Scope, around: Around) -> None:
         """Lay down a lane's result, if there is one."""
+        value = lanes.converted(store.value, self.frame.program.buffer(store.buffer).dtype)
         frame, made, (_, x) = self.frame, self._of[id(store)], self.frame.arranged.image
         plan, place = frame.schedule, frame.output_tile
         assert place is not None
@@ -88,7 +90,7 @@ class OutputTileResults:
         line = [f"{here}[{frame.v}] = {value};"]
         there = [f"{place.column_in_tile} + {frame.v} < {x.size}"] if plan.lanes * plan.width > x.size else []
         there += [f"{frame.row_of_thread} >= {place.above}"] if frame.apart and place.above != "0" else []
-        lanes.lines += block(f"if ({' && '.join(there)})", line) if there else line
+        lanes.lines += where(line, *there)
 
     def _first(self, made: Results, place: OutputTilePlace, cols: int) -> str:
         """Where a thread's first result of a step is to stand."""
@@ -137,13 +139,12 @@ class OutputTilePartials:
 
     def leave(self) -> Iterator[str]:
         """The lines that reduce what threads have collected, and store what they found."""
-        names, used, places = self.frame.names, 0, dict[str, str]()
+        names, pool, places = self.frame.names, Pool(self._tiles.pool.name), dict[str, str]()
         yield "__syncthreads();"
         for reduction in self.partials.reductions:
-            start = f"{self._tiles.pool} + {used}" if used else self._tiles.pool
             place = places[reduction.name] = names.numbered("states")
-            yield from self._reduced(reduction, place, start)
-            used += room_of_states(reduction, self.frame.schedule.threads)
+            yield pool.array(state_type(reduction), place, room_of_states(reduction, self.frame.schedule.threads))
+            yield from self._reduced(reduction, place)
         yield from block(f"if (threadIdx.x % {self._threads} == 0)", self._stores(places))
 
     @property
@@ -151,10 +152,9 @@ class OutputTilePartials:
         """Of an image."""
         return self.frame.schedule.threads // self.frame.image_plan.planes
 
-    def _reduced(self, reduction: Reduction, places: str, start: str) -> Iterator[str]:
-        """The lines that merge the states of an image's threads, in shared memory from `start` on."""
+    def _reduced(self, reduction: Reduction, places: str) -> Iterator[str]:
+        """The lines that merge the states of an image's threads in these `places`."""
         kind, state = state_type(reduction), self.frame.names.numbered("state")
-        yield f"{kind}* const {places} = reinterpret_cast<{kind}*>({start});"
         yield f"{kind} {state};"
         yield f"fp::push_own({state}, {self._values}, fp::Own<{self.frame.schedule.width}>({self._own()}));"
         yield f"fp::merge_threads<{self._threads}>({places}, {state});"
@@ -177,3 +177,31 @@ class OutputTilePartials:
         states = {name: f"{place}[threadIdx.x]" for name, place in places.items()}
         store_partials(self.partials, self.frame.pointers, scope, states)
         return scope.lines
+
+
+class ImageWindows(abc.ABC):
+    """The windows over images of a kernel whose blocks have output tiles.
+
+    Attributes:
+        results: where these leave through shared memory.
+        found: what output tiles are reduced to, where they are reduced over positions.
+    """
+
+    results: OutputTileResults | None = None
+    found: OutputTilePartials | None = None
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    @abc.abstractmethod
+    def compute(self) -> None:
+        """Print the windows, before all steps."""
+
+    @abc.abstractmethod
+    def bind(self, lanes: Scope) -> None:
+        """Make the windows' results known to the lanes of a step."""
+
+    def close(self) -> None:
+        """Print what comes behind all steps."""
+        for each in (self.results, self.found):
+            self.frame.top.lines += [] if each is None else each.leave()

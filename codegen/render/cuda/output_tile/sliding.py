@@ -14,7 +14,7 @@ from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWi
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.two_stage_windows import first_iteration
 
@@ -110,8 +110,7 @@ class Sliding:
             all_points = f"for (int {i} = 0; {i} < {points.apart * points.size}; {i} += {points.apart})"
             return ["#pragma unroll", *block(all_points, pushed)]
         made = [*value[:-1], f"*{of_point} = {form.state}::of({value[-1]});"]
-        made = made if condition == "true" else block(f"if ({condition})", made)
-        return line(points, 1, into, (form.state, i, of_point), [*before, *made])
+        return line(points, 1, into, (form.state, i, of_point), [*before, *where(made, condition)])
 
     def _pair(self, form: Form, tile: StagedTile, strip: Strip, number: str) -> list[str]:
         """The lines before the state of the windows' elements from `number` on, with the state."""
@@ -130,8 +129,7 @@ class Sliding:
         """The lines before, and the condition, that a row's element `number` is there; and the lines before its value, with the value."""
         window = form.way.window
         element, still = Axis("element of a row", strip.elements), (self.frame.lane, *window.window.axes)
-        scope = strip.scope.child(conditional=True)
-        scope.define_axis(element, number)
+        scope = strip.scope.child({element: number}, conditional=True)
         for each in tiles:
             place = plain(scope.index(axis_index(element) + each.shape.shift))
             scope.bind(each.used, f"{each.near}[{place}]")

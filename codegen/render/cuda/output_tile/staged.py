@@ -9,7 +9,7 @@ from fusepass.codegen.ir.expr import Expr, Load
 from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
 from fusepass.codegen.ir.output_tiles import Below, TileWindow, as_used, at_first
 from fusepass.codegen.ir.staged_windows import TileShape, tile_shape
-from fusepass.codegen.render.cuda.walk.frame import Frame
+from fusepass.codegen.render.cuda.walk.frame import Frame, Pool
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Constant, block, loop
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
@@ -44,8 +44,7 @@ class StagedWindows:
     def __init__(self, frame: Frame) -> None:
         assert frame.output_tile is not None
         self.frame, self.place = frame, frame.output_tile
-        self.pool, self.row = frame.names.exact("pool"), frame.names.exact("j")
-        self.used = 0  # bytes of shared memory
+        self.pool, self.row = Pool(frame.names.exact("pool")), frame.names.exact("j")
         # The arrays of `ask`, by window and axis of the image; empty where all are there.
         self._there: dict[tuple[int, int], str] = {}
 
@@ -72,9 +71,7 @@ class StagedWindows:
 
     def reserve(self, name: str, element: str, nbytes: int) -> None:
         """Declare `name` as the place of the next `nbytes`, a multiple of 16, of shared memory."""
-        start = f"{self.pool} + {self.used}" if self.used else self.pool
-        self.frame.top.lines.append(f"{element}* const {name} = reinterpret_cast<{element}*>({start});")
-        self.used += nbytes
+        self.frame.top.lines.append(self.pool.array(element, name, nbytes))
 
     def spot(self, window: TileWindow, tile: StagedTile, thread: str) -> tuple[Scope, str, str]:
         """Where vector number `thread` of a block's tiles comes from, and the condition that it is there, in a scope that has both.
@@ -265,9 +262,7 @@ class StagedWindows:
         if name is not None:
             return [], f"{name}[{self.row}]" if name else "true"
         frame, at = self.frame, Axis("row of the patch", count)
-        scope = frame.top.child()
-        scope.define_axis(window.image[0], self.place.top_row)
-        scope.define_axis(at, self.row)
+        scope = frame.top.child({window.image[0]: self.place.top_row, at: self.row})
         first = (at_first(bound.index, *window.window.axes) + axis_index(at) for bound in window.down)
         guard = [Bound(index, bound.low, bound.high) for index, bound in zip(first, window.down, strict=True)]
         condition = scope.condition(guard)

@@ -13,15 +13,14 @@ from math import prod
 from fusepass.codegen.ir.expr import Apply, Load, Op, ReduceOp, children
 from fusepass.codegen.ir.index import Axis, axis_index
 from fusepass.codegen.ir.output_tiles import TileWindow, as_used, output_tile_windows
-from fusepass.codegen.render.cuda.output_tile.results import OutputTilePartials, OutputTileResults
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows, OutputTilePartials, OutputTileResults
 from fusepass.codegen.render.cuda.output_tile.sliding import Form, RowTurn, Sliding, form_of
 from fusepass.codegen.render.cuda.output_tile.staged import StagedTile, StagedWindows, begin_copy
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop, where
 from fusepass.codegen.schedule.plan_output_tile import WindowTile
-from fusepass.errors import RenderError
 
 # Points of a window for which the code is there twice: conditions of fewer cost little, the code of more takes long to compile.
 _TWICE = range(36, 129)
@@ -36,18 +35,19 @@ class Target:
     at: tuple[tuple[Axis, str], ...] = ()
 
 
-class OutputTiles:
+class OutputTiles(ImageWindows):
     """The windows of a kernel whose schedule walks output tiles, each with tiles of its own."""
 
     def __init__(self, frame: Frame) -> None:
-        self.frame, self._tiles = frame, StagedWindows(frame)
+        super().__init__(frame)
+        self._tiles = StagedWindows(frame)
         self.sliding = Sliding(frame, self._tiles)
         self._row = self._tiles.row
         self._states: list[tuple[TileWindow, Form, str]] = []
         if isinstance(frame.schedule, WindowTile) and frame.schedule.exchanges:
-            frame.results = OutputTileResults(frame, self._tiles.pool)
+            self.results = OutputTileResults(frame, self._tiles.pool)
         if frame.kernel.partials is not None:
-            frame.found = OutputTilePartials(frame, self._tiles, frame.kernel.partials)
+            self.found = OutputTilePartials(frame, self._tiles, frame.kernel.partials)
 
     def compute(self) -> None:
         """Print the copies and the windows, before all steps."""
@@ -55,32 +55,22 @@ class OutputTiles:
         y, x = frame.arranged.image
         windows = output_tile_windows(frame.kernel, frame.program, (y, x))
         frame.printer.expect(frame.kernel.roots)
-        frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._tiles.pool}[];")
+        frame.top.lines.append(self._tiles.pool.declaration)
         staged = [self._staged(window) for window in windows]
         along = frame.window_plan.along
         iterations = [RowTurn(frame, self.sliding, self._tiles, form, tiles) for form, tiles in staged] if along else []
-        if self._tiles.used > frame.schedule.shared_bytes:
-            raise RenderError(f"{frame.kernel.name} stages {self._tiles.used} bytes, not {frame.schedule.shared_bytes}")
+        self._tiles.pool.check(frame.kernel.name, frame.schedule.shared_bytes)
         frame.top.lines += ["fp::end_copies();", "fp::await_copies<0>();", "__syncthreads();"]
         for iteration in iterations:
             frame.top.lines += iteration.lay_down()
         frame.top.lines += ["__syncthreads();"] if iterations else []
         for number, (form, tiles) in enumerate(staged):
             self._compute(form, tiles, iterations[number] if iterations else None)
-        if frame.results is not None:
-            frame.results.begin()
-        if frame.found is not None:
-            frame.found.begin()
-
-    def close(self) -> None:
-        """Print what comes behind all steps."""
-        if self.frame.results is not None:
-            self.frame.top.lines += self.frame.results.leave()
-        if self.frame.found is not None:
-            self.frame.top.lines += self.frame.found.leave()
+        for each in (self.results, self.found):
+            if each is not None:
+                each.begin()
 
     def bind(self, lanes: Scope) -> None:
-        """Make the windows' results known to the lanes of a step."""
         for window, form, states in self._states:
             lanes.bind(window.window, self.sliding.result(window, form, states))
 
@@ -221,8 +211,7 @@ class OutputTiles:
             pushes += loop(taps[1], across.size, loop(frame.v, plan.width, self._push(window, inner, into)))
         asked, condition = self._tiles.row_is_there(window, count)
         lines = [*row.lines, *self._tiles.of_row(window, below, taps[0], pushes)]
-        lines = lines if condition == "true" else block(f"if ({condition})", lines)
-        return loop(self._row, count, [*asked, *lines])
+        return loop(self._row, count, [*asked, *where(lines, condition)])
 
     def _push(self, window: TileWindow, inner: Scope, into: str) -> list[str]:
         """Add a point to a state, if it is there."""
@@ -233,7 +222,7 @@ class OutputTiles:
         before = len(inner.lines)
         value = inner.pushed(window.value)
         lines = [*inner.lines[before:], f"{into}.{value};"]
-        return [*inner.lines[:before], *(lines if condition == "true" else block(f"if ({condition})", lines))]
+        return [*inner.lines[:before], *where(lines, condition)]
 
     def constants(self, window: TileWindow) -> list[tuple[Load, str]]:
         """Load what is the same for all results of an output tile, for each point of a window that is not separable; with the names of what that gave."""
@@ -247,9 +236,7 @@ class OutputTiles:
         frame, axes = self.frame, window.window.axes
         name = frame.names.numbered(f"{frame.pointers[load.buffer]}_in")
         taps = [frame.names.numbered(axis.name) for axis in axes]
-        scope = frame.top.child()
-        for axis, text in zip(axes, taps, strict=True):
-            scope.define_axis(axis, text)
+        scope = frame.top.child(dict(zip(axes, taps, strict=True)))
         index, used = scope.index(load.index), as_used(window.value, load)
         value, element = f"{frame.pointers[load.buffer]}[{index}]", C_TYPES[used.dtype]
         value = value if used is load else f"fp::cast<{element}>({value})"

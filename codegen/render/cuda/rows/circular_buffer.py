@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusepass.codegen.ir.expr import Expr, Load
-from fusepass.codegen.render.cuda.rows.fetches import Fetches
+from fusepass.codegen.ir.expr import Expr
 from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, declare_one, fill_steps, loads_ahead
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter, Phase
@@ -63,11 +62,7 @@ class CircularBufferWriter(KernelWriter):
         self.plan, self.buffer = plan, plan.buffer
         self.held_steps = self.buffer.waiting // plan.unroll
         self.spread = f"fp::Spread<{self.held_steps}, {plan.iterations}>"  # of these over those of a row
-        self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
-        for kept in self.kept:
-            self.places.declare(kept)
-        loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
-        self.circular_buffer = Fetches(frame, loads)
+        self.circular_buffer = self.copies_of_kept()
         self.asked: list[str] = []  # what members have left of the next row, where it was looked for
         self.rows_in_iteration = frame.kernel.row_count  # rows, or strips of them, that teams take one after another
         self.thread = frame.tile.start
@@ -212,8 +207,7 @@ class CircularBufferWriter(KernelWriter):
         self._stand(scope, self.place)
         number = frame.number(frame.tile, start)
         lines = self.circular_buffer.vector(row, number, self.places.place)
-        lines = block(f"if ({number} < {frame.tile.end})", lines) if frame.tile.tail else lines
-        copies = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
+        copies = [*scope.lines, *frame.of_each_step(frame.tile, number, lines)]
         lines = [*outer.lines, *block(self._exists(iteration), copies), "fp::end_copies();"]
         return [*lines, *self._prefetch_step()] if self.buffer.nearer else lines
 
@@ -226,8 +220,7 @@ class CircularBufferWriter(KernelWriter):
         start, tile = self._start(scope, steps), self._placed_anew(scope)
         number = frame.number(tile, start)
         lines = self.circular_buffer.prefetch(row, number, tile)
-        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
-        lines = [*scope.lines, *frame.unrolled(frame.u, frame.unroll, lines)]
+        lines = [*scope.lines, *frame.of_each_step(tile, number, lines)]
         return [*outer.lines, *block(self._exists(iteration), lines)]
 
     def _stand(self, scope: Scope, place: str) -> None:

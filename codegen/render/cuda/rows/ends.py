@@ -58,7 +58,7 @@ class Ends:
                 inner.lines.append(f"{name} = {bare(inner.value(value.node))};")
             inner.bind(value.node, self._names[id(value)])
         inner.lines += [pushed_one(inner, state) for state in states]
-        inner.lines += [self._stored(store, inner) for store in stores]
+        inner.lines += [inner.stored(store, frame.program.buffer(store.buffer).dtype) for store in stores]
         top.lines += block(f"if ({' && '.join(guards)})", inner.lines)
 
     def _guards(self) -> list[str]:
@@ -72,8 +72,3 @@ class Ends:
         inner.define_axis(frame.arranged.col, frame.end)
         inner.define_axis(frame.lane, "0")
         return inner
-
-    def _stored(self, store: Store, scope: Scope) -> str:
-        buffer = self.frame.program.buffer(store.buffer)
-        value = scope.converted(store.value, buffer.dtype)
-        return f"{self.frame.pointers[store.buffer]}[{scope.index(store.index)}] = {value};"

@@ -34,8 +34,7 @@ class Fetches:
         start = frame.names.numbered("start") if tile.loop else tile.start
         number = frame.number(tile, start)
         lines = self.vector(frame.first_row, number)
-        lines = block(f"if ({number} < {tile.end})", lines) if tile.tail else lines
-        lines = frame.unrolled(frame.u, frame.schedule.unroll, lines)
+        lines = frame.of_each_step(tile, number, lines)
         if tile.loop:
             advance = frame.schedule.unroll * tile.step
             span = f"{start} = {tile.start}; {start} < {tile.count}; {start} += {advance}"
@@ -111,8 +110,8 @@ def prefetch_row(frame: Frame, roots: Sequence[Expr]) -> list[str]:
     if not found or frame.arranged.row is None:
         return []
     following = frame.names.exact("next")
-    scope = Scope(frame.printer)  # of its own: quotients of the row at hand are not those of the next
-    scope.define_axis(frame.arranged.row, following)
+    # Of its own: quotients of the row at hand are not those of the next.
+    scope = Scope(frame.printer, at={frame.arranged.row: following})
     met_again = any(load.index.axes & cols and not load.index.axes & rows for load in frame.kernel.loads())
     times = _PREFETCHED_LESS if met_again else _PREFETCHED
     steps = min(times * frame.schedule.unroll, -(-tile.count // tile.step))

@@ -10,7 +10,7 @@ from fusepass.codegen.ir.dataflow import always_loaded
 from fusepass.codegen.ir.index import axis_index
 from fusepass.codegen.render.cuda.partials import state_type, store_partials
 from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare, fill_steps
-from fusepass.codegen.render.cuda.walk.frame import Frame
+from fusepass.codegen.render.cuda.walk.frame import Frame, Pool
 from fusepass.codegen.render.cuda.walk.states import accumulated
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block
@@ -39,12 +39,11 @@ class OverRows:
 
     def _begun(self) -> Iterator[str]:
         """The lines that make room in shared memory."""
-        pool, used = self.frame.names.exact("pool"), 0
-        yield f"extern __shared__ __align__(16) unsigned char {pool}[];"
+        pool = Pool(self.frame.names.exact("pool"))
+        yield pool.declaration
         for kind, place, reduction in zip(self._kinds, self._places, self.partials.reductions, strict=True):
-            start = f"{pool} + {used}" if used else pool
-            yield f"{kind}* const {place} = reinterpret_cast<{kind}*>({start});"
-            used += room_of_states(reduction, self.frame.schedule.groups * self.frame.kernel.col_count)
+            states = self.frame.schedule.groups * self.frame.kernel.col_count
+            yield pool.array(kind, place, room_of_states(reduction, states))
         yield from self._for_each_of_own(lambda at: [f"{place}[{at}] = {{}};" for place in self._places])
 
     def begin_iteration(self) -> None:
@@ -173,5 +172,4 @@ class OverRows:
         column = f"({number}) * {plan.width} + {frame.v}" if plan.width > 1 else str(number)
         place = f"{frame.group} * {frame.kernel.col_count} + {column}" if plan.groups > 1 else column
         each = frame.unrolled(frame.v, plan.width, lines(place))
-        each = block(f"if ({number} < {tile.end})", each) if tile.tail else each
-        return frame.unrolled(frame.u, plan.unroll, each)
+        return frame.of_each_step(tile, number, each)

@@ -11,7 +11,7 @@ from fusepass.codegen.render.cuda.transpose.tiles import SharedTranspose, define
 from fusepass.codegen.render.cuda.walk.frame import Frame
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.spelling import C_TYPES, block, where
 from fusepass.codegen.schedule.shape import ACCESS
 
 
@@ -45,7 +45,7 @@ class _Piece:
     def steps_of(self, lines: Sequence[str]) -> list[str]:
         """`lines` for each access of a thread."""
         u = self._frame.u
-        guarded = block(f"if ({self.access} < {self._accesses})", lines) if self._accesses % self._threads else lines
+        guarded = where(lines, f"{self.access} < {self._accesses}" if self._accesses % self._threads else "")
         return self._frame.unrolled(u, self.steps, [self._number, *guarded]) if self.steps > 1 else list(guarded)
 
     def load(self, source: str) -> str:
@@ -61,7 +61,7 @@ class _Piece:
         if self.left and not self._whole:
             return [f"fp::store_first({target} + ({self.start}), {vector}, {self.left});"]
         stored = f"fp::store_vector({target} + ({self.start}), {vector});"
-        return block(f"if ({self.start} < {free(self._count)})", [stored]) if self.left else [stored]
+        return where([stored], f"{self.start} < {free(self._count)}" if self.left else "")
 
     def elements(self, statement: Callable[[str], str]) -> list[str]:
         """The statement about the place in the tile of each of an access's elements."""
@@ -199,7 +199,7 @@ def write_out(frame: Frame, exchanges: Sequence[SharedTranspose]) -> None:
             guards.append(f"{along} < {free(each.along.size)}")
         if frame.may_leave(each.across.size, each.tile.across):
             guards.append(f"{across} < {free(each.across.size)}")
-        scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+        scope.lines += where(inside.lines, *guards)
         frame.top.lines += frame.unrolled(frame.u, stand.steps, scope.lines)
 
 
@@ -251,14 +251,14 @@ def _write_rows(frame: Frame, each: SharedTranspose) -> None:
         piece += f" && {before} != 0"
         whole = f"fp::store_sectors<{own}, {sector}>({pointer} + {start}, {row}, {lane}, unsigned({start}));"
     single.lines += stored
-    fits = f"{first} + {along} < {free(each.along.size)}"
-    guarded = block(f"if ({fits})", single.lines) if frame.leaves_rows(each.along.size, count) else single.lines
+    fits = f"{first} + {along} < {free(each.along.size)}" if frame.leaves_rows(each.along.size, count) else ""
+    guarded = where(single.lines, fits)
     inside.lines += block(f"if ({piece})", [whole])
     inside.lines += block("else", block(f"for (int {along} = {lane}; {along} < {count}; {along} += {lanes})", guarded))
     guards = [f"{here} < {tile.across}"] if lines > tile.across else []
     if frame.may_leave(each.across.size, tile.across):
         guards.append(f"{across} < {free(each.across.size)}")
-    scope.lines += block(f"if ({' && '.join(guards)})", inside.lines) if guards else inside.lines
+    scope.lines += where(inside.lines, *guards)
     frame.top.lines += frame.unrolled(frame.u, steps, scope.lines)
 
 

@@ -14,14 +14,13 @@ from fusepass.codegen.ir.program import Store
 from fusepass.codegen.ir.tile import Tile
 from fusepass.codegen.ir.transpose import Transpose, near_step, reused, transposes
 from fusepass.codegen.ir.vectors import at_whole, split_index
-from fusepass.codegen.render.cuda.walk.frame import Around, Frame
+from fusepass.codegen.render.cuda.walk.frame import Around, Frame, Pool
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import C_TYPES, Constant
 from fusepass.codegen.schedule.plan_flat import Transposed
 from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
 from fusepass.codegen.schedule.transpose import exchange_tile
-from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
@@ -161,20 +160,17 @@ def _at_position(index: Index, frame: Frame, along: Axis, across: Axis) -> Index
 
 def _declare(frame: Frame, made: Sequence[SharedTranspose], *, pooled: bool) -> None:
     """The tiles; those that the schedule counts in its bytes lie in dynamic shared memory, one after another."""
-    pool, start, lines = frame.names.exact("pool"), 0, frame.top.lines
-    if pooled:
-        lines.append(f"extern __shared__ __align__(16) unsigned char {pool}[];")
+    pool, lines = Pool(frame.names.exact("pool")), frame.top.lines
+    lines += [pool.declaration] if pooled else []
     for each in made:
         slots = f"fp::Slots<{C_TYPES[frame.program.buffer(each.transposing.buffer).dtype]}, {each.tile.elements}>"
         whole = "__align__(16) " if each.tile.vector > 1 else ""
         if pooled:
-            place = f"{pool} + {start}" if start else pool
+            place = pool.take(each.tile.shared_bytes)
             lines.append(f"{slots}& {each.name} = *reinterpret_cast<{slots}*>({place});")
         else:
             lines.append(f"{whole}__shared__ {slots} {each.name};")
-        start += each.tile.shared_bytes
-    if pooled and start > frame.schedule.shared_bytes:
-        raise RenderError(f"{frame.kernel.name} exchanges {start} bytes, not {frame.schedule.shared_bytes}")
+    pool.check(frame.kernel.name, frame.schedule.shared_bytes)
 
 
 def _piece(frame: Frame, transposing: Transpose, tile: Tile, index: Index, along: Axis, across: Axis) -> int:

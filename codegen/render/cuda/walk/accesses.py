@@ -204,8 +204,7 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
         lanes.lines.append(f"{target}[{frame.v}] = {whole}[{lanes.index(found.place)}];")
         inside.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
     elif each.lanes:
-        lanes = inside.child()
-        lanes.define_axis(frame.lane, frame.v)
+        lanes = inside.child({frame.lane: frame.v})
         source = f"{pointer}[{lanes.index(index)}]"
         if frame.overhangs:
             known = "" if frame.within() == "false" else f"({frame.within()}) || "
@@ -269,9 +268,6 @@ def write_store(
     buffer = frame.program.buffer(store.buffer)
     pointer, element = frame.pointers[store.buffer], C_TYPES[buffer.dtype]
     value = lanes.converted(store.value, buffer.dtype)
-    if frame.results is not None:
-        frame.results.write(store, value, lanes, around)
-        return
     exchange = next((each for each in exchanged if each.transposing.store is store), None)
     if exchange is not None:
         exchange.write(frame, lanes, value, around)

@@ -6,26 +6,26 @@ thread handles at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from fusepass.codegen.ir.dataflow import Dataflow
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Builder, Expr, Gather, Load, Prefix, ReductionResult
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import Program, Role, Store
+from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.vectors import Picked, access_along, begins_with, is_vector, picked, start_of
 from fusepass.codegen.render.cuda.walk.tile import Arranged, OutputTilePlace, Tile
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import UNROLL, Constant, Identifiers, block, loop
+from fusepass.codegen.render.spelling import UNROLL, Constant, Identifiers, block, loop, where
 from fusepass.codegen.schedule.plan import Schedule
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.plan_output_tile import OutputTile, WindowTile
 from fusepass.codegen.schedule.plan_rows import Columns, Rows
 from fusepass.codegen.schedule.shape import ACCESS
+from fusepass.errors import RenderError
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,28 @@ class Around:
     after_steps: list[str]
 
 
-class TileResults(Protocol):
-    """Results of an output tile that leave through shared memory."""
+class Pool:
+    """A block's dynamic shared memory, whose parts lie one after another."""
 
-    def begin(self) -> None:
-        """Define where they lie."""
+    def __init__(self, name: str, number: Callable[[int], str] = str) -> None:
+        """`name` in C; `number` prints where a part begins."""
+        self.name, self.used, self._number = name, 0, number
+        self.declaration = f"extern __shared__ __align__(16) unsigned char {name}[];"
 
-    def write(self, store: Store, value: str, lanes: Scope, around: Around) -> None:
-        """Lay one down."""
+    def take(self, nbytes: int) -> str:
+        """Where the next `nbytes`, a multiple of 16, begin."""
+        start = f"{self.name} + {self._number(self.used)}" if self.used else self.name
+        self.used += nbytes
+        return start
 
-    def leave(self) -> Iterator[str]:
-        """Lines that store all of them."""
+    def array(self, element: str, name: str, nbytes: int) -> str:
+        """The line that declares `name` as their place."""
+        return f"{element}* const {name} = reinterpret_cast<{element}*>({self.take(nbytes)});"
 
-
-class TilePartials(Protocol):
-    """What an output tile is reduced to over positions."""
-
-    def begin(self) -> None:
-        """Define the states."""
-
-    def collect(self, lanes: Scope) -> None:
-        """Add a thread's results."""
-
-    def leave(self) -> Iterator[str]:
-        """Lines that merge and store."""
+    def check(self, kernel: str, room: int, used: int = 0) -> None:
+        """Raises RenderError where the schedule of that kernel has less `room` than was taken, or is `used`."""
+        if max(self.used, used) > room:
+            raise RenderError(f"{kernel} has {max(self.used, used)} bytes in shared memory, not {room}")
 
 
 class Frame:
@@ -127,8 +125,6 @@ class Frame:
         self.output_tile: OutputTilePlace | None = None
         # Whether results of an output tile that two threads compute may differ in rounding, so that one stores them.
         self.apart = False
-        self.results: TileResults | None = None  # of an output tile, where they leave through shared memory
-        self.found: TilePartials | None = None  # of an output tile that is reduced over positions
         # Of a block's part of a row, after what it keeps in shared memory: what it holds in registers, and what is left.
         self.held: Tile | None = None
         self.rest: Tile | None = None
@@ -262,6 +258,10 @@ class Frame:
         if not down:
             return loop(variable, count, lines)
         return [UNROLL, *block(f"for (int {variable} = {count - 1}; {variable} >= 0; --{variable})", lines)]
+
+    def of_each_step(self, tile: Tile, number: str | Number, lines: Sequence[str]) -> list[str]:
+        """`lines` for vector `number`, which counts by ``u``, of each step of a thread, if there is one."""
+        return self.unrolled(self.u, self.unroll, where(lines, f"{number} < {tile.end}" if tile.tail else ""))
 
     def before_limit(self, tile: Tile, number: str | Number) -> str:
         """The condition that there is a vector of this number; where rows begin anywhere all but the last one are known to be there."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
 from fusepass.codegen.ir.expr import Const, Expr, Masked, ReductionResult, Window, children
-from fusepass.codegen.render.cuda.walk.frame import Frame, Number
+from fusepass.codegen.render.cuda.walk.frame import Frame, Number, Pool
 from fusepass.codegen.render.cuda.walk.states import State
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
@@ -33,7 +33,7 @@ class KeptPlaces:
         self.frame, self._shared = frame, frame.keep.in_shared
         self._names: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
-        self._pool, self._pool_bytes = frame.names.exact("pool"), 0
+        self._pool = Pool(frame.names.exact("pool"), free)
         self.place = ""  # of the vector at hand, where that is not its number
 
     def name(self, kept: Kept) -> str:
@@ -54,15 +54,12 @@ class KeptPlaces:
         name = self._names[id(kept.node)] = frame.names.numbered("kept")
         if self._shared:
             self._vectors[id(kept.node)] = frame.names.exact(f"{name}_vector")
-            if not self._pool_bytes:
-                frame.top.lines.append(f"extern __shared__ __align__(16) unsigned char {self._pool}[];")
-            vector = f"fp::Vec<{element}, {width}>"
-            start = f"{self._pool} + {free(self._pool_bytes)}" if self._pool_bytes else self._pool
-            frame.top.lines.append(f"{vector}* const {name} = reinterpret_cast<{vector}*>({start});")
+            frame.top.lines += [] if self._pool.used else [self._pool.declaration]
             places = -(-tile.count // tile.step) * tile.step
             if frame.of_block and frame.of_block.buffer:
                 places = frame.of_block.buffer.places * frame.schedule.unroll * frame.schedule.threads
-            self._pool_bytes += places * width * kept.node.dtype.nbytes
+            nbytes = places * width * kept.node.dtype.nbytes
+            frame.top.lines.append(self._pool.array(f"fp::Vec<{element}, {width}>", name, nbytes))
             return
         if tile.loop:
             raise RenderError(f"{frame.kernel.name} has no registers for all of a row")
@@ -88,9 +85,7 @@ class KeptPlaces:
 
     def check(self) -> None:
         """Raises RenderError where the schedule has less room than what was declared."""
-        if self._pool_bytes > self.frame.schedule.shared_bytes:
-            room = self.frame.schedule.shared_bytes
-            raise RenderError(f"{self.frame.kernel.name} keeps {self._pool_bytes} bytes, not {room}")
+        self._pool.check(self.frame.kernel.name, self.frame.schedule.shared_bytes)
 
     def _width(self, kept: Kept) -> int:
         return self.frame.schedule.width if self.frame.has_lanes(kept.node) else 1
@@ -118,8 +113,7 @@ class RowValues:
         nodes = [node for node in self._frontier(roots) if id(node) not in have]
         if not nodes:
             return
-        lanes = self.frame.top.child()
-        lanes.define_axis(self.frame.lane, self.frame.v)
+        lanes = self.frame.top.child({self.frame.lane: self.frame.v})
         self.bind(lanes)
         made = []
         for node in nodes:

@@ -17,6 +17,7 @@ from fusepass.codegen.ir.program import Reduction, Store
 from fusepass.codegen.render.cuda.output_tile.deep import DeepTiles
 from fusepass.codegen.render.cuda.output_tile.lines import LineWindows
 from fusepass.codegen.render.cuda.output_tile.planes import PlaneTiles
+from fusepass.codegen.render.cuda.output_tile.results import ImageWindows
 from fusepass.codegen.render.cuda.output_tile.windows import OutputTiles
 from fusepass.codegen.render.cuda.rows.ends import Ends
 from fusepass.codegen.render.cuda.rows.fetches import Fetches, prefetch_row
@@ -47,7 +48,7 @@ from fusepass.codegen.render.cuda.walk.tile import Tile
 from fusepass.codegen.render.cuda.walk.windows import vector_windows
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Constant, bare, block, written
+from fusepass.codegen.render.spelling import Constant, bare, block, where, written
 from fusepass.codegen.schedule.plan import Keep
 from fusepass.codegen.schedule.plan_output_tile import LineTile
 from fusepass.codegen.schedule.plan_rows import Columns
@@ -66,7 +67,7 @@ class Phase:
     last: bool = False  # whether no other phase follows
 
 
-def _output_tiles(frame: Frame) -> OutputTiles | DeepTiles | LineWindows:
+def _output_tiles(frame: Frame) -> ImageWindows:
     if isinstance(frame.schedule, LineTile):
         return LineWindows(frame)
     if frame.arranged.through is not None:
@@ -88,7 +89,8 @@ class KernelWriter:
         self.ends = Ends(frame) if frame.ends_apart else None
         self.held: dict[int, Ahead] = {}  # loads that stay in registers
         self.pieces = frame.in_rows.pieces if frame.in_rows else None
-        self.fetches = self._fetches() if frame.keep is Keep.FETCHED else None
+        self.fetches = self.copies_of_kept() if frame.keep is Keep.FETCHED else None
+        self.top.lines += self.fetches.first_row() if self.fetches is not None else []
         self.over_rows = OverRows(frame) if self.pieces else None
         self.before_rows = len(self.top.lines)
         if self.over_rows is not None:
@@ -96,7 +98,8 @@ class KernelWriter:
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.output_tiles = _output_tiles(frame) if frame.output_tile is not None else None
-        if frame.kernel.partials is not None and frame.found is None and self.over_rows is None:
+        self.results, self.found = (None, None) if (of := self.output_tiles) is None else (of.results, of.found)
+        if frame.kernel.partials is not None and self.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)
         self.arrived: list[str] = []  # what the loads of a phase are followed by
@@ -292,7 +295,7 @@ class KernelWriter:
         self._vector(step, phase, tile, ahead, around)
         if self.fetches is not None and phase.last and tile is frame.tile:
             step.lines += self.fetches.following(number)
-        lines = block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines
+        lines = where(step.lines, *guards)
         # What not all threads have comes first: loads are issued before a branch, but put off where the branch is far.
         in_order = any(state.in_order for state in phase.states)
         down = tile.tail and bool(phase.states) and frame.hastens and not in_order
@@ -314,9 +317,12 @@ class KernelWriter:
             scope.bind(kept.node, self.places.element(kept))
         self._take(lanes, phase, tile, around)
         for store in phase.stores:
-            write_store(self.frame, self.exchanged, store, lanes, step, around)
-        if self.frame.found is not None:
-            self.frame.found.collect(lanes)
+            if self.results is not None:
+                self.results.write(store, lanes, around)
+            else:
+                write_store(self.frame, self.exchanged, store, lanes, step, around)
+        if self.found is not None:
+            self.found.collect(lanes)
         if self.over_rows is not None and not phase.states:
             self.over_rows.collect(lanes)
         if phase.stores and self.frame.kernel.overflow_flag is not None:
@@ -355,15 +361,13 @@ class KernelWriter:
 
     # ---- kept values
 
-    def _fetches(self) -> Fetches:
-        """What is kept is in its places before the first reduction loop."""
+    def copies_of_kept(self) -> Fetches:
+        """Those of a row's values, where what is kept is in its places before the first reduction loop."""
         self.kept = tuple(replace(kept, first=-1) for kept in self.kept)
         for kept in self.kept:
             self.places.declare(kept)
         loads = [(kept.node, self.places.name(kept)) for kept in self.kept if isinstance(kept.node, Load)]
-        fetches = Fetches(self.frame, loads)
-        self.top.lines += fetches.first_row()
-        return fetches
+        return Fetches(self.frame, loads)
 
     # ---- rows
 
@@ -388,4 +392,4 @@ class KernelWriter:
             lanes.lines += block(f"if ({lanes.index(row % span)} == 0)", inside.lines)
         if frame.vector_rows:
             step.lines += [*around.before_lanes, *frame.unrolled(self.v, self.width, lanes.lines), *around.after_lanes]
-        self.top.lines += block(f"if ({' && '.join(guards)})", step.lines) if guards else step.lines
+        self.top.lines += where(step.lines, *guards)

@@ -4,14 +4,13 @@ neighbours, which share points."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from math import prod
 
 from fusepass.codegen.ir.expr import Expr, Masked, Window, children, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.neighbours import Points, Stretch, points, stretches
 from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare_one, load_one, needed
 from fusepass.codegen.render.cuda.walk.frame import Frame
-from fusepass.codegen.render.printer import UNROLLED_WINDOW, Scope
+from fusepass.codegen.render.printer import Nest, Scope
 from fusepass.codegen.render.spelling import C_TYPES, block, literal
 
 
@@ -52,18 +51,17 @@ def _always(roots: Sequence[Expr], known: Collection[Expr]) -> Iterator[Window]:
 def _window(frame: Frame, step: Scope, node: Window, ahead: Sequence[Ahead]) -> str:
     """The loops over a window's points; the C expression for a lane's result."""
     state = _declared(frame, step, node)
-    scopes, variables = _loops(frame, step, node.axes)
-    inner = scopes[-1]
+    nest = Nest(step, node.axes)
+    inner = nest.inner
     for each in ahead:
         inner.lines.append(declare_one(frame, each))
         load_one(frame, inner, each, each.name)
-    lanes = inner.child()
-    lanes.define_axis(frame.lane, frame.v)
+    lanes = inner.child({frame.lane: frame.v})
     for each in ahead:
         lanes.bind(each.load, f"{each.name}[{frame.v}]")
     lanes.lines += lanes.pushing(node.value, f"{state}[{frame.v}]")
     inner.lines += frame.unrolled(frame.v, frame.schedule.width, lanes.lines)
-    _close(frame, scopes, node.axes, variables)
+    nest.close()
     return f"{state}[{frame.v}].part<0>()"
 
 
@@ -78,15 +76,14 @@ def _shared(frame: Frame, node: Window, axis: Axis) -> tuple[Points, list[Stretc
 def _neighbours(frame: Frame, step: Scope, node: Window, found: Points, together: Sequence[Stretch]) -> str:
     """The loops over the points of a vector's windows but along the last axis, which is written out."""
     state = _declared(frame, step, node)
-    outer = node.axes[:-1]
-    scopes, variables = _loops(frame, step, outer)
-    inner = scopes[-1]
+    nest = Nest(step, node.axes[:-1])
+    inner = nest.inner
     for each in together:
         _load_stretch(frame, inner, each)
     for lanes in found:
         for number, value in enumerate(lanes):
             inner.lines += inner.pushing(value, f"{state}[{number}]")
-    _close(frame, scopes, outer, variables)
+    nest.close()
     return f"{state}[{frame.v}].part<0>()"
 
 
@@ -110,22 +107,3 @@ def _declared(frame: Frame, step: Scope, node: Window) -> str:
     state = frame.names.numbered(node.op.value.lower())
     step.lines.append(f"fp::{node.op.value}<{C_TYPES[node.dtype]}> {state}[{frame.schedule.width}];")
     return state
-
-
-def _loops(frame: Frame, step: Scope, axes: Sequence[Axis]) -> tuple[list[Scope], list[str]]:
-    """`step` and the bodies of the loops over `axes` in it, from the outermost to the innermost; the loops' variables."""
-    variables = [frame.names.numbered(axis.name) for axis in axes]
-    scopes = [step]
-    for axis, variable in zip(axes, variables, strict=True):
-        scopes.append(scopes[-1].child())
-        scopes[-1].define_axis(axis, variable)
-    return scopes, variables
-
-
-def _close(frame: Frame, scopes: Sequence[Scope], axes: Sequence[Axis], variables: Sequence[str]) -> None:
-    """Give each scope the loop around the next one's lines."""
-    unroll = ["#pragma unroll"] if prod(axis.size for axis in axes) <= UNROLLED_WINDOW else []
-    for number in reversed(range(len(axes))):
-        variable = variables[number]
-        head = f"for ({frame.index_type} {variable} = 0; {variable} < {axes[number].size}; ++{variable})"
-        scopes[number].lines += [*unroll, *block(head, scopes[number + 1].lines)]

@@ -21,7 +21,7 @@ from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, TileWriter
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces, where
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from fusepass.errors import ScheduleError
 
@@ -88,16 +88,14 @@ def shared_pitch(together: int) -> int:
 
 def _guarded(writer: TileWriter, covered: int, lines: list[str]) -> list[str]:
     """`lines` where the channel is one of the result."""
-    return lines if writer.sizes[1] == covered else block(f"if ({writer.c.channel} < {writer.end_channel})", lines)
+    return where(lines, "" if writer.sizes[1] == covered else f"{writer.c.channel} < {writer.end_channel}")
 
 
 def _both(writer: TileWriter, at: str) -> tuple[list[str], list[str]]:
     """The lines for two neighbours, whose sums lie at `at`, and the definition of the second one's position, if they need it."""
     c = writer.c
     kernel, printer = writer.kernel, writer.printer
-    shared = Scope(printer)
-    for axis, text in zip(kernel.rows, (c.sample, c.channel, *writer.axes[:-1]), strict=False):
-        shared.define_axis(axis, text)
+    shared = Scope(printer, at=dict(zip(kernel.rows, (c.sample, c.channel, *writer.axes[:-1]), strict=False)))
     printer.expect(kernel.roots)
     one, other = (_one(writer, shared, number) for number in range(2))
     first, second = (_values(writer, scope) for scope in (one, other))
@@ -306,9 +304,9 @@ class Along:
 
     def _near(self, channel: str) -> Scope:
         """A scope that knows the sample and the channel."""
-        scope = Scope(self.writer.printer)
-        for axis, text in zip(dimensions(self.kernel), (self.writer.c.sample, channel), strict=False):
-            scope.define_axis(axis, text)
+        scope = Scope(
+            self.writer.printer, at=dict(zip(dimensions(self.kernel), (self.writer.c.sample, channel), strict=False))
+        )
         return scope
 
     def _result(self, root: Expr) -> Expr:

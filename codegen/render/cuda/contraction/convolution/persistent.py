@@ -214,9 +214,7 @@ class OwnValues:
         factor, scaled = self.writer.factors()
         channel, position = Loop(c.k, self.held.channels), Loop(c.t, self.held.positions)
         at = self.held.at(str(channel), str(position))
-        shared = Scope(self.writer.printer)
-        for axis, text in zip(self.kernel.rows, (c.sample, c.channel), strict=False):
-            shared.define_axis(axis, text)
+        shared = Scope(self.writer.printer, at=dict(zip(self.kernel.rows, (c.sample, c.channel), strict=False)))
         self.writer.printer.expect([self.value])
         each = shared.child()
         for node in self.kernel.nodes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import ROWS, Pooling
 from fusepass.codegen.ir.expr import Expr, ReductionResult
-from fusepass.codegen.ir.program import Buffer, Reduction, Store
+from fusepass.codegen.ir.program import Reduction, Store
 from fusepass.codegen.render.cuda.contraction.convolution.laid_out import (
     Along,
     channels_together,
@@ -32,7 +32,7 @@ from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.cuda.partials import PositionStates
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import ROLLED, as_float, bare, block, braces, loop
+from fusepass.codegen.render.spelling import ROLLED, as_float, bare, block, braces, loop, where
 
 GROUP_SLICES = 2  # that a thread has on their way into the tensor core where four warps multiply together
 
@@ -193,9 +193,7 @@ class ConvolutionWriter(TileWriter):
 
     def _stores(self) -> list[str]:
         c = self.c
-        scope = Scope(self.printer)
-        for axis, text in zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True):
-            scope.define_axis(axis, text)
+        scope = Scope(self.printer, at=dict(zip(self.kernel.rows, (c.sample, c.channel, *self.axes), strict=True)))
         for node in self.kernel.nodes:
             if isinstance(node, ReductionResult):
                 scope.bind(node, c.sum, spare=1)
@@ -208,12 +206,11 @@ class ConvolutionWriter(TileWriter):
         return scope.lines
 
     def _store(self, scope: Scope, store: Store) -> str:
-        buffer: Buffer = self.program.buffer(store.buffer)
-        value = scope.converted(store.value, buffer.dtype)
-        index, target = scope.index(store.index), self.pointers[store.buffer]
+        dtype = self.program.buffer(store.buffer).dtype
         if not self.on.pace:
-            return f"{target}[{index}] = {value};"
-        return store_own(target, index, value, self.index_type, buffer.dtype.nbytes, self.c)
+            return scope.stored(store, dtype)
+        value, target = scope.converted(store.value, dtype), self.pointers[store.buffer]
+        return store_own(target, scope.index(store.index), value, self.index_type, dtype.nbytes, self.c)
 
 
 def repair(writer: ConvolutionWriter, height: int = ROWS) -> Iterable[str]:
@@ -251,7 +248,7 @@ class _Definition:
     def _each(self, line: str) -> list[str]:
         """`line` for each ``row``, if it is a channel of the result."""
         c = self.writer.c
-        return Loop(c.row, self.height).over(block(f"if ({c.row} < {c.rows})", [line]) if self.cut else [line])
+        return Loop(c.row, self.height).over(where([line], f"{c.row} < {c.rows}" if self.cut else ""))
 
     def _largest(self, pooled: Pooling) -> list[str]:
         """The largest of the results at all phases of the position in scope, as ``largest``."""

@@ -13,7 +13,7 @@ from fusepass.codegen.ir.transpose import near_step
 from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda.partials import RowStates
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop, where
 from fusepass.codegen.schedule_product import ProductSchedule
 
 _TOGETHER = 2, 4, 8  # rows that a warp may take together
@@ -95,9 +95,13 @@ class SumsWriter:
 
     def _outside(self) -> Scope:
         c = self.c
-        outside = Scope(self.printer)
-        outside.define_axis(self.pieces, c.piece if self.pieces.size > 1 else "0")
-        outside.define_axis(self.batches, c.batch if self.batches.size > 1 else "0")
+        outside = Scope(
+            self.printer,
+            at={
+                self.pieces: c.piece if self.pieces.size > 1 else "0",
+                self.batches: c.batch if self.batches.size > 1 else "0",
+            },
+        )
         return outside
 
     def over_laid_out(
@@ -110,14 +114,14 @@ class SumsWriter:
         c, tiling = self.c, self.plan.tiling
         (down, across), (high, _), (rows, columns) = at, tiling.warp_tile, steps
         row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {down}")
-        loop = [
+        body = [
             f"#pragma unroll {at_once}",
             *block(
                 f"for (int {c.down} = 0; {c.down} < {high}; {rows})",
                 [f"const {self.index_type} {c.row} = {row};", *body],
             ),
         ]
-        inside = [*along.lines, *(block(f"if ({exists})", loop) if exists else loop)]
+        inside = [*along.lines, *where(body, exists)]
         if self.columns.size % tiling.columns:
             inside = block(f"if ({c.column} < {self.columns.size})", inside)
         column = self._index(f"{c.first_column} + {c.Tile}::warp_column() + {c.across} + {across}")
@@ -134,10 +138,7 @@ class SumsWriter:
         if rows % self.plan.tiling.rows:
             inside = block(f"if ({c.row} < {rows})", inside)
         row = self._index(f"{c.first_row} + {c.Tile}::warp_row() + {c.lane} / 4 + {c.down} * 8")
-        yield "#pragma unroll"
-        yield from block(
-            f"for (int {c.down} = 0; {c.down} < 2; ++{c.down})", [f"const {self.index_type} {c.row} = {row};", *inside]
-        )
+        yield from loop(c.down, 2, [f"const {self.index_type} {c.row} = {row};", *inside])
 
     def _rows_between(self) -> int:
         """How many rows lie between two neighbours of one row, that row included, where all stores have them so; else 1."""
@@ -197,8 +198,7 @@ class Direct(SumsWriter):
         """What the kernel's stores make of a thread's sums, two neighbours of a row after another; see `multiply_group`."""
         c = self.c
         outside = self._outside()
-        along = outside.child()
-        along.define_axis(self.rows, c.row)
+        along = outside.child({self.rows: c.row})
         self.printer.expect(self.kernel.roots)
         whole = self._takes_all or not self.kernel.within
         if self.columns.size % 2 == 0 and whole:
@@ -213,14 +213,13 @@ class Direct(SumsWriter):
         inside, groups = [*begin, *inside], self.plan.tiling.n
         yield from outside.lines
         if self.states is None:
-            each = block(f"for (int {c.at} = 0; {c.at} < {groups}; ++{c.at})", inside)
-            yield from self._two_rows([*along.lines, "#pragma unroll", *each])
+            yield from self._two_rows([*along.lines, *loop(c.at, groups, inside)])
             return
         # Written out once, for the first strip of sums, whose place the next ones take: all of them together are more instructions than
         # the cache for them holds.
         words = min(_STRIP_WORDS, groups // 4)
-        each = block(f"for (int {c.at} = 0; {c.at} < {4 * words}; ++{c.at})", inside)
-        rows = self._two_rows([*along.lines, "#pragma unroll", *each, *self.states.own_added(words)])
+        each = loop(c.at, 4 * words, inside)
+        rows = self._two_rows([*along.lines, *each, *self.states.own_added(words)])
         yield from self.states.own_begun()
         yield "#pragma unroll 1"
         lines = [*self.states.own_columns(words), *rows, f"fp::next_strip<{4 * words}>({c.sums}[0]);"]
@@ -269,8 +268,7 @@ class Direct(SumsWriter):
 
     def _one_element(self, along: Scope, number: int) -> tuple[list[str], bool]:
         """The lines for one of the neighbours, if it is there, and whether they need its column."""
-        test = along.child()
-        test.define_axis(self.columns, self._column(number))
+        test = along.child({self.columns: self._column(number)})
         partial = bool(self.columns.size % self.plan.tiling.columns)
         conditions = [f"{self._column(number)} < {self.columns.size}"] if partial else []
         conditions += [test.condition(self.kernel.within)] if self.kernel.within else []
@@ -286,8 +284,7 @@ class Direct(SumsWriter):
     ) -> tuple[Scope, list[tuple[str, str]], list[str]]:
         """The scope that computes one of the neighbours; index and value of each store; what comes behind the stores. The second of two that
         are stored at once has no index."""
-        here = along.child()
-        here.define_axis(self.columns, self._column(number))
+        here = along.child({self.columns: self._column(number)})
         here.bind(self.stat, self._own_sum(number), spare=3)
         stored = []
         for store in self.kernel.stores:

@@ -19,7 +19,7 @@ from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, split
 from fusepass.codegen.render.cuda.contraction.product.direct import SumsWriter
 from fusepass.codegen.render.cuda.contraction.product.lines import Lines
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 from fusepass.codegen.schedule_product import ProductSchedule
 
 _WIDTHS = 8, 4, 2
@@ -84,13 +84,11 @@ class ResultVectors:
         """The lines for ``room``, which has `ready` of each point; `outside` knows piece and batch."""
         c = self.c
         taken, tiling, kernel = self.taken, self.plan.tiling, self.kernel
-        along = outside.child()
-        along.define_axis(self.columns, c.column)
+        along = outside.child({self.columns: c.column})
         test, here = along.child(), along.child()
         for scope in (test, here):
             scope.define_axis(self.rows, c.row)
-        each = here.child()
-        each.define_axis(self.lane, c.i)
+        each = here.child({self.lane: c.i})
         values = [self._split(store.value) for store in kernel.stores]
         partial = None if kernel.partials is None else self._split(kernel.partials.value)
         if partial is None:
@@ -119,8 +117,7 @@ class ResultVectors:
         body = [
             f"fp::Vec<float, {taken.width}> {c.laid} = {place};",
             *here.lines,
-            "#pragma unroll",
-            *block(f"for (int {c.i} = 0; {c.i} < {taken.width}; ++{c.i})", each.lines),
+            *loop(c.i, taken.width, each.lines),
             *behind,
         ]
         bounds = [
@@ -208,8 +205,7 @@ class Epilogue(SumsWriter):
             *here.lines,
             f"{c.sum} = {value};",
         ]
-        head = f"for (int {c.across} = 0; {c.across} < {2 * self.plan.tiling.n}; ++{c.across})"
-        inside = [*places, *along.lines, "#pragma unroll", *block(head, each)]
+        inside = [*places, *along.lines, *loop(c.across, 2 * self.plan.tiling.n, each)]
         yield from outside.lines
         yield from self._two_rows(inside)
         yield ""
@@ -241,10 +237,8 @@ class Epilogue(SumsWriter):
         )
         outside = self._outside()
         # Loads that do not depend on the column or the row may leave the conditions on them.
-        along = outside.child()
-        along.define_axis(self.columns, c.column)
-        here = along.child()
-        here.define_axis(self.rows, c.row)
+        along = outside.child({self.columns: c.column})
+        here = along.child({self.rows: c.row})
         self.printer.expect(self.kernel.roots)
         here.bind(self.ready, c.sum, spare=1)
         # What is computed where it need not exist, and what is done where it does.
@@ -264,8 +258,7 @@ class Epilogue(SumsWriter):
         exists = along.condition(self.kernel.within) if self.kernel.whole_columns else ""
         body = [f"const float {c.sum} = {place};", *here.lines] if here.lines else []
         if self.kernel.within and not exists:
-            test = along.child()
-            test.define_axis(self.rows, c.row)
+            test = along.child({self.rows: c.row})
             condition = test.condition(self.kernel.within)
             ahead = [body.pop(0), *ahead] if ahead else []
             body = [*ahead, *test.lines, *block(f"if ({condition})", body)]

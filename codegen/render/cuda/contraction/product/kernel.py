@@ -64,6 +64,13 @@ class ProductWriter:
         self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.printer.few = few_digits(kernel, program)
         self.batches, self.wanted, self.c = kernel.rows[1], wanted(kernel), names.locals
+        self._of_sums = (
+            kernel,
+            program,
+            plan,
+            pointers,
+            self.printer,
+        )  # what those are made of who write what becomes of sums
 
     def lines(self) -> Iterable[str]:
         """Of the body."""
@@ -89,15 +96,14 @@ class ProductWriter:
         tiling = self.plan.tiling
         yield f"float {c.sums}[{tiling.m}][{tiling.n}][4] = {{}};"
         where = f"{c.left}, {c.right}, {c.first_row}, {c.first_column}, {c.first}, {c.last}"
-        what = self.kernel, self.program, self.plan, self.pointers, self.printer
-        direct, run = Direct(*what), f"{c.Tile}::run({c.sums}, {c.pool}, {where})"
+        direct, run = Direct(*self._of_sums), f"{c.Tile}::run({c.sums}, {c.pool}, {where})"
         if direct.serves:
             yield f"{self._if_wanted()}{run};"
             yield f"const int {c.lane} = threadIdx.x % 32;"
             yield from direct.rescaled()
             yield from direct.write()
             return
-        epilogue = Epilogue(*what)
+        epilogue = Epilogue(*self._of_sums)
         if self.wanted:
             yield f"bool {c.sound} = true;"
             yield f"{self._if_wanted()}{c.sound} = {run};"
@@ -132,7 +138,7 @@ class ProductWriter:
     def _by_iterations(self) -> Iterable[str]:
         """The same for blocks that stay, whose groups of warps take one tile after another."""
         c = self.c
-        tiling, (_, long) = self.plan.tiling, self.plan.tiles
+        _, long = self.plan.tiles
         yield from self._starts(moved=False)
         yield f"const int64_t {c.first_row} = {c.Tile}::first_row();"
         if self.product.fills and self.product.filling:
@@ -140,23 +146,10 @@ class ProductWriter:
             yield from self._filled(self.product.filling)
         else:
             yield f"{c.Tile} {c.tile}({c.pool}, {c.left}, {c.right});"
-        what = self.kernel, self.program, self.plan, self.pointers, self.printer
-        direct = Direct(*what)
-        lines = [f"const int {c.batch} = {c.number} / {long};"] if self.batches.size > 1 else []
-        lines += [
-            f"const int {c.along} = {c.number} % {long};"
-            if self.batches.size > 1
-            else f"const int {c.along} = {c.number};",
-            f"float {c.sums}[1][{tiling.n}][4];",
-            f"{c.tile}.run({c.sums});",
-            f"const int {c.lane} = threadIdx.x % 32;",
-            *direct.rescaled(),
-        ]
-        if direct.serves:
-            lines += [f"const int64_t {c.first_column} = int64_t({c.along}) * {c.Tile}::columns;", *direct.write()]
-        else:
-            epilogue = Epilogue(*what)
-            lines += [*epilogue.early(), f"float* const {c.room} = {c.tile}.room();", *epilogue.in_strips()]
+        several = self.batches.size > 1
+        lines = [f"const int {c.batch} = {c.number} / {long};"] if several else []
+        lines.append(f"const int {c.along} = {c.number}{f' % {long}' if several else ''};")
+        lines += self._taken([f"const int64_t {c.first_column} = int64_t({c.along}) * {c.Tile}::columns;"])
         yield "#pragma unroll 1"
         yield from block(
             f"for (int {c.number} = {c.tile}.first(); {c.number} < {c.tile}.end(); {c.number} += {c.Tile}::next())",
@@ -180,23 +173,22 @@ class ProductWriter:
             [f"{c.tile}.leave_registers();", *copying, "return;"],
         )
         yield f"{c.tile}.take_registers();"
-        what = self.kernel, self.program, self.plan, self.pointers, self.printer
-        direct = Direct(*what)
+        yield "#pragma unroll 1"
+        yield from block(head, [*places, f"if (!{c.tile}.takes({c.first}, {end})) continue;", *self._taken()])
+
+    def _taken(self, place: Iterable[str] = ()) -> list[str]:
+        """The sums of a tile that blocks take which stay, and what becomes of them; where these are stored directly, behind lines that say the `place`."""
+        c, direct = self.c, Direct(*self._of_sums)
         lines = [
-            *places,
-            f"if (!{c.tile}.takes({c.first}, {end})) continue;",
             f"float {c.sums}[1][{self.plan.tiling.n}][4];",
             f"{c.tile}.run({c.sums});",
             f"const int {c.lane} = threadIdx.x % 32;",
             *direct.rescaled(),
         ]
         if direct.serves:
-            lines += direct.write()
-        else:
-            epilogue = Epilogue(*what)
-            lines += [*epilogue.early(), f"float* const {c.room} = {c.tile}.room();", *epilogue.in_strips()]
-        yield "#pragma unroll 1"
-        yield from block(head, lines)
+            return [*lines, *place, *direct.write()]
+        epilogue = Epilogue(*self._of_sums)
+        return [*lines, *epilogue.early(), f"float* const {c.room} = {c.tile}.room();", *epilogue.in_strips()]
 
     def _matrices(self) -> Iterable[str]:
         """Which matrix of each operand the tile is of."""
