@@ -19,13 +19,14 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering import registry
+from fusepass.codegen.lowering.parts import call_of, parts_of
 from fusepass.codegen.lowering.rounding import ROUNDED, is_half
 from fusepass.config import Rounding, current
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.effects import is_random
 from fusepass.patterns.memo import remembered
-from fusepass.patterns.opclass import OpClass, call_of, classify, parts_of
+from fusepass.patterns.opclass import OpClass, classify
 
 aten = torch.ops.aten
 
@@ -104,7 +105,7 @@ def _of_parts(node: fx.Node) -> list[fx.Node]:
     key = call_of(node)
     if key not in _parts:
         fuses = isinstance(classify(node, registry), OpClass)
-        _parts[key] = tuple(_placeholders(parts_of(node))) if fuses else ()
+        _parts[key] = tuple(_placeholders(parts_of(node).graph)) if fuses else ()
     return [sources[number] for number in _parts[key]]
 
 

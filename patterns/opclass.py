@@ -5,16 +5,15 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
 from fusepass.codegen.lowering import registry
-from fusepass.codegen.lowering.registry import decomposed
+from fusepass.codegen.lowering.parts import call_of, parts_of
 from fusepass.codegen.lowering.tracer import results_of
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.effects import is_random
@@ -131,20 +130,6 @@ def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     return _composites[key]
 
 
-def call_of(node: fx.Node) -> tuple[Hashable, ...]:
-    """The operator of `node` and what its decomposition sees of the arguments: calls that are equal in this are made of the same."""
-    seen: dict[fx.Node, int] = {}
-    return node.target, _kind(node.args, seen), _kind(tuple(node.kwargs.items()), seen)
-
-
-def _kind(arg: Any, seen: dict[fx.Node, int]) -> Hashable:
-    """What decompositions see of an argument: all of it, but of a tensor no values, though which ones are the same, by numbers in `seen`."""
-    if isinstance(arg, fx.Node):
-        value = arg.meta["val"]
-        return (seen.setdefault(arg, len(seen)), tuple(value.shape), value.stride(), value.dtype, value.device)
-    return tuple(_kind(each, seen) for each in arg) if isinstance(arg, tuple | list) else (type(arg), arg)
-
-
 def _decomposed_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """The class of what `node` is made of, or why it has none."""
     assert isinstance(node.target, OpOverload)
@@ -191,18 +176,5 @@ def made_of(node: fx.Node) -> list[OpOverload]:
 
 def _primitives(node: fx.Node) -> list[OpOverload]:
     """The operators of `parts_of`."""
-    made = (n for n in parts_of(node).nodes if isinstance(n.target, OpOverload))
+    made = (n for n in parts_of(node).graph.nodes if isinstance(n.target, OpOverload))
     return [n.target for n in made if any(value.numel() for value in results_of(n))]
-
-
-def parts_of(node: fx.Node) -> fx.Graph:
-    """What `node`, an operator outside the vocabulary, becomes under PyTorch's decompositions of everything outside the vocabulary: a placeholder
-    for each tensor that it reads."""
-    sources = list(dict.fromkeys(node.all_input_nodes))
-
-    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), dict(zip(sources, tensors, strict=True)).__getitem__)
-        results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
-        return tuple(result for result in results if isinstance(result, torch.Tensor))
-
-    return decomposed(call, [source.meta["val"] for source in sources], [source.name for source in sources]).graph

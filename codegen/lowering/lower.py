@@ -10,7 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program, Role
@@ -35,10 +37,9 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     writes,
 )
 from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.codegen.lowering.interpreter import Interpreter
-from fusepass.codegen.lowering.registry import Call, decomposed, handler_of, has_own_decompositions, snapshot
+from fusepass.codegen.lowering.parts import parts_of
+from fusepass.codegen.lowering.registry import Call, handler_of, has_own_decompositions, snapshot
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
-from fusepass.codegen.lowering.tracer import relaid
 
 __all__ = ["Unsupported", "decompose", "is_as_shipped", "lower"]
 
@@ -46,37 +47,56 @@ _SHIPPED = snapshot()
 _VIEWS = frozenset({"t", "transpose", "permute", "view", "expand", "_unsafe_view", "unsqueeze", "squeeze"})
 
 
-class _Relaid(Interpreter):
-    """Runs a graph on the meta device, giving each result the strides that capture saw.
-
-    The layout of a convolution's result is the library's choice, which its meta function does not know.
-    """
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        seen = n.meta.get("val")
-        if isinstance(result, torch.Tensor) and isinstance(seen, torch.Tensor) and result.stride() != seen.stride():
-            return relaid(result, seen)
-        return result
-
-
-def decompose(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """`graph` (placeholders described by ``meta["val"]``) in terms of the lowering vocabulary.
+def decompose(graph: fx.GraphModule) -> fx.GraphModule:
+    """`graph` (nodes described by ``meta["val"]``) in terms of the lowering vocabulary: other operators are replaced by their parts.
 
     Raises:
         Unsupported: a decomposition does not apply, such as one that wants strides which this graph does not have.
     """
-    placeholders = graph.graph.find_nodes(op="placeholder")
+    made, constants = fx.Graph(), dict[str, torch.Tensor]()
+
+    def add(node: fx.Node, owner: fx.GraphModule, values: Mapping[fx.Node, Any]) -> fx.Node:
+        if node.op == "get_attr":
+            name = f"_tensor_constant{len(constants)}"
+            constants[name] = getattr(owner, str(node.target))
+            fresh = made.get_attr(name)
+        else:
+            fresh = made.node_copy(node, values.__getitem__)
+        fresh.meta = {"val": node.meta["val"]}
+        return fresh
+
+    def parts(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        """The results of `node`, by the operators that it is made of."""
+        owner = _parts_of(node)
+        given = iter(dict.fromkeys(node.all_input_nodes))
+        own: dict[fx.Node, Any] = {}
+        for part in owner.graph.nodes:
+            if part.op == "placeholder":
+                own[part] = values[next(given)]
+            elif part.op != "output":
+                own[part] = add(part, owner, own)
+        return fx.map_arg(owner.graph.output_node().args[0], own.__getitem__)
+
+    values: dict[fx.Node, Any] = {}
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            made.output(fx.map_arg(node.args[0], values.__getitem__))
+        elif node.target is operator.getitem and not isinstance(values[node.args[0]], fx.Node):
+            values[node] = values[node.args[0]][node.args[1]]
+        else:
+            values[node] = add(node, graph, values) if _is_known(node) else parts(node, values)
+    return _LazyGraphModule(constants, made)
+
+
+def _parts_of(node: fx.Node) -> fx.GraphModule:
     try:
-        return decomposed(
-            _Relaid(graph).run, [node.meta["val"] for node in placeholders], [node.name for node in placeholders]
-        )
+        return parts_of(node)
     except Exception as error:  # whatever PyTorch's Python raises
         raise Unsupported(f"PyTorch's decomposition raised {type(error).__name__}: {error}") from error
 
 
 def lower(
-    graph: torch.fx.GraphModule,
+    graph: fx.GraphModule,
     name: str,
     names: Sequence[str],
     constants: Mapping[str, float | int | bool] | None = None,
@@ -116,7 +136,7 @@ def lower(
     # Decompositions describe tensors without their device.
     cuda = any(node.meta["val"].device.type == "cuda" for node in graph.graph.find_nodes(op="placeholder"))
     context = Context(anchor_format=anchor_format, tf32=tf32, cuda=cuda, wide=wide, builder=builder or Builder())
-    values: dict[torch.fx.Node, Any] = {}
+    values: dict[fx.Node, Any] = {}
     inputs: list[str] = []
     read_from: dict[str, str] = {}
     for node, label in zip(placeholders, names, strict=True):
@@ -154,16 +174,20 @@ def is_as_shipped(targets: Collection[object]) -> bool:
     return namespaces <= {"aten", "prims"} and not (others and has_own_decompositions())
 
 
-def _in_vocabulary(graph: torch.fx.GraphModule) -> bool:
+def _in_vocabulary(graph: fx.GraphModule) -> bool:
     """Whether nothing needs decomposing, which takes PyTorch seconds the first time."""
-    calls = (node.target for node in graph.graph.nodes if node.op == "call_function")
-    return all(target is operator.getitem or handler_of(target) is not None for target in calls)
+    return all(map(_is_known, graph.graph.nodes))
 
 
-def _lower_node(context: Context, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+def _is_known(node: fx.Node) -> bool:
+    """Whether `node` needs no decomposing."""
+    return node.op != "call_function" or node.target is operator.getitem or handler_of(node.target) is not None
+
+
+def _lower_node(context: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     target = node.target
     args: Any
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda arg: values[arg])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: values[arg])
     if not isinstance(target, OpOverload):  # operator.getitem
         return args[0][args[1]]
     handler = handler_of(target)
@@ -182,23 +206,23 @@ def _lower_node(context: Context, node: torch.fx.Node, values: Mapping[torch.fx.
     return result
 
 
-def _constant(context: Context, graph: torch.fx.GraphModule, node: torch.fx.Node) -> Tensor:
+def _constant(context: Context, graph: fx.GraphModule, node: fx.Node) -> Tensor:
     value = getattr(graph, str(node.target))
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.device.type != "cpu":
         raise Unsupported("a tensor constant with more than one element")
     return context.constant(value.item(), value.shape, dtype_of(value.dtype))
 
 
-def _outputs(graph: torch.fx.GraphModule) -> Sequence[torch.fx.Node]:
+def _outputs(graph: fx.GraphModule) -> Sequence[fx.Node]:
     results: Any = graph.graph.output_node().args[0]
     return results if isinstance(results, Sequence) else (results,)
 
 
 def _store_outputs(
     context: Context,
-    captured: Sequence[torch.fx.Node],
-    lowered: Sequence[torch.fx.Node],
-    values: Mapping[torch.fx.Node, Any],
+    captured: Sequence[fx.Node],
+    lowered: Sequence[fx.Node],
+    values: Mapping[fx.Node, Any],
     updates: Collection[int],
 ) -> tuple[str, ...]:
     """Give every output memory with the type and strides that PyTorch gave it.

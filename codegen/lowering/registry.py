@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering.decompositions import CORRECTED
 from fusepass.codegen.lowering.tensor import Context, Tensor
@@ -59,6 +60,11 @@ def jumps_in(call: fx.Node) -> Sequence[int] | None:
 def snapshot() -> dict[OpOverload, Handler]:
     """All handlers that there are now."""
     return dict(_HANDLERS)
+
+
+def size() -> int:
+    """How many operators have handlers: more than before where users have registered some."""
+    return len(_HANDLERS)
 
 
 def supports(target: object) -> bool:
@@ -113,7 +119,7 @@ def _decomposition_on_meta(target: OpOverload) -> Callable[..., Any] | None:
 
 
 def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], names: Sequence[str]) -> fx.GraphModule:
-    """``function(*inputs)``, which returns a tuple of tensors, as a graph in terms of the vocabulary as far as possible.
+    """``function(*inputs)`` as a graph in terms of the vocabulary as far as possible; its output is nested as what the function returns.
 
     It is the same graph whoever asks: while AOTAutograd compiles, PyTorch takes some operators apart in Python, and else in C++.
 
@@ -128,7 +134,7 @@ def decomposed(function: Callable[..., Any], inputs: Sequence[torch.Tensor], nam
         tracer.placeholder(name, argument)
     with torch._C._DisablePythonDispatcher(), torch.no_grad(), tracer:
         results = function(*arguments)
-    tracer.graph.output(tuple(tracer.node_of(result) for result in results))
+    tracer.graph.output(pytree.tree_map_only(torch.Tensor, tracer.node_of, results))
     tracer.graph.eliminate_dead_code()
     return tracer.module()
 

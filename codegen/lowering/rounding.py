@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.codegen.lowering.registry import Call, lowers
 from fusepass.codegen.lowering.tensor import Tensor
@@ -38,7 +39,7 @@ def with_roundings(graph: fx.GraphModule) -> fx.GraphModule:
             exact = copied.call_function(ROUNDING, (copies[node],))
             exact.meta = dict(node.meta)
             copies[node] = exact
-    return fx.GraphModule(graph, copied)
+    return _LazyGraphModule(graph, copied)
 
 
 def unrounded(node: fx.Node) -> fx.Node:

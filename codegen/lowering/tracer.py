@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
-
-from fusepass.codegen.lowering.modes import without_modes
 
 Decompose = Callable[..., Any]
 
@@ -53,15 +52,6 @@ class Spec(torch.Tensor):
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the meta device with the layout of `tensor`, which may be fake or a `Spec`."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def relaid(tensor: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
-    """A tensor like `layout` on the meta device, which the active tracer takes for `tensor`."""
-    tracer = next(mode for mode in reversed(_get_current_dispatch_mode_stack()) if isinstance(mode, Tracer))
-    with without_modes():
-        other = meta_like(layout)
-    tracer.bind(other, tracer.node_of(tensor))
-    return other
 
 
 def _not_for_dynamo(function: Any) -> Any:
@@ -122,8 +112,8 @@ class Tracer(TorchDispatchMode):
         return node
 
     def module(self) -> fx.GraphModule:
-        """The graph as a module that holds its constants."""
-        return fx.GraphModule(self.constants, self.graph)
+        """The graph as a module that holds its constants; few ever read its code, which takes long to make."""
+        return _LazyGraphModule(self.constants, self.graph)
 
     @_not_for_dynamo
     def __torch_dispatch__(
