@@ -325,7 +325,8 @@ def _compiled(
         write_lists_in_place(direct)
         write_rows_in_place(direct)
         gather_writes(direct)
-        reuse_memory(direct.graph)
+        if current().reuse_memory:
+            reuse_memory(direct.graph)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
         for each in {*fused.values(), *seen.values(), *called.values(), *kept_regions}:
@@ -491,7 +492,8 @@ def generated(
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
-    written, dying = updates_of(graph.graph, regions), dying_inputs(regions)
+    written = updates_of(graph.graph, regions)
+    dying = dying_inputs(regions) if current().reuse_memory else {}
     return [
         Work(
             region,
@@ -499,7 +501,7 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
             _constants(graph, region),
             exact,
             written.get(region, {}),
-            dying[region],
+            dying.get(region),
             anew=functools.partial(subgraph, graph, region),
         )
         for region in regions
