@@ -26,6 +26,7 @@ from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.patterns.deciding import note_rounded
+from fusepass.patterns.effects import writes
 from tests.support.interpret import Array, interpret
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -104,12 +105,14 @@ class Region:
 def trace(model: Callable[..., Any], *inputs: torch.Tensor) -> tuple[torch.fx.GraphModule, tuple[torch.Tensor, ...]]:
     """The ATen graph of `model`, composite operators whole, and what its placeholders stand for.
 
-    A module is made functional by AOTAutograd; a function is recorded as it is, which takes a fifth of the time.
+    A module is made functional by AOTAutograd; a function is recorded as it is, which takes a fifth of the time, unless an operator writes.
     """
     shim = _Shim(model)
     with torch.no_grad():
         if not isinstance(model, nn.Module):
-            return make_fx(shim.forward, tracing_mode="fake")(*inputs), inputs
+            graph = make_fx(shim.forward, tracing_mode="fake")(*inputs)
+            if not any(writes(node.target) for node in graph.graph.nodes):
+                return graph, inputs
         graph, signature = aot_export_module(shim, inputs, trace_joint=False, decompositions={})
     for check in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         graph.graph.erase_node(check)  # as partitioning does
