@@ -35,7 +35,7 @@ import fusepass
 from benchmarks.measure import flusher
 from benchmarks.public import INFERENCE, TRAINING, Network
 from benchmarks.run import about_machine
-from benchmarks.step_profile import forward_of
+from benchmarks.step_profile import WARM_UPS, forward_of
 from fusepass.api.module import OptimizedModule
 
 Flush = Callable[[], object]
@@ -48,7 +48,7 @@ WAYS: Mapping[str, Make] = {
     "fusepass": fusepass.optimize,
 }
 _USUAL = "eager,compile,reduce-overhead,fusepass"
-_INPUTS, _WARM_UPS, _FEW_CALLS, _CALLS, _ROWS = 4, 24, 4, 30, 2
+_INPUTS, _FEW_CALLS, _CALLS, _ROWS = 4, 4, 30, 2
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _measure(
     run(inputs[0])
     torch.cuda.synchronize()
     result.first_seconds[way] = time.perf_counter() - start
-    for number in range(_WARM_UPS if flush is not None else _FEW_CALLS):
+    for number in range(WARM_UPS if flush is not None else _FEW_CALLS):
         run(inputs[number % len(inputs)])
     if flush is None:
         return

@@ -39,7 +39,7 @@ CLASSES = (
 )
 """Classes of kernels by name; the first that matches counts. What none matches is eager's."""
 
-_WARM_UPS = 24  # a trial of replays takes nine or more
+WARM_UPS = 24  # a trial of replays takes nine or more
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def profile(network: Network, backend: str | None, device: torch.device) -> Step
     step()
     torch.cuda.synchronize()
     first = time.perf_counter() - start
-    for _ in range(_WARM_UPS):
+    for _ in range(WARM_UPS):
         step()
         torch.cuda.synchronize()
     step_ms, host_ms = _times(step)

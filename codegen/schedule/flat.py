@@ -303,7 +303,8 @@ def transposing(
 def _overlap(shape: Shape, plan: Transposed, realigned: frozenset[str]) -> int:
     """Rows by which tiles overlap: a sector's, where they would store parts of sectors at both ends of each column; else 0.
 
-    A sector that two blocks write at different times takes the memory several times as long as one that is written whole.
+    A sector that two blocks write at different times takes the memory several times as long as one that is written whole. Where a result is
+    written over what it is made of, no block may compute it again.
     """
     axis, (rows, _), sector = shape.row_axis, plan.tile, _parts_of_sectors(shape)
     if not sector or axis is None or read_in_place(shape.program) & shape.kernel.writes:

@@ -274,8 +274,8 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
 
 
 def _has_mask(work: Work) -> bool:
-    """Whether the region computes what dropout keeps: PyTorch has an operator for that only while the host knows where the generator is, which it does
-    neither in backward, without waiting for the device, nor in a CUDA graph."""
+    """Whether the region computes which elements dropout keeps, from a state of the generator that the device has. PyTorch's dropout takes that of
+    the host, so operators for it wait for the device, and in a CUDA graph some 180 of them do what one kernel does."""
     return bool(work.graph.graph.find_nodes(op="call_function", target=torch.ops.fusepass.kept.default))
 
 

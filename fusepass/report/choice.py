@@ -58,9 +58,9 @@ class Choice:
         return self.leaves_eager and bool(self.dropped) and not self.seconds
 
     def __str__(self) -> str:
-        overruled = f"left to eager: {self.overruled}" if self.leaves_eager else f"not left to eager: {self.overruled}"
+        left = "left to eager" if self.leaves_eager else "not left to eager"
         parts = [
-            *([overruled] if self.overruled else []),
+            *([f"{left}: {self.overruled}"] if self.overruled else []),
             self._decision(),
             *([self.check] if self.check else []),
         ]

@@ -16,7 +16,7 @@ from fusepass.runtime.replayable import overlaps
 Call = Callable[[list[Any]], Sequence[Any]]
 
 _LARGE = 1 << 24
-"""Bytes of a tensor from which it is copied alone, at the rate of memory: PyTorch's kernel for lists leaves half of a GPU idle at the end of each launch."""
+"""Bytes of a tensor from which it is copied alone: PyTorch's kernel for lists took some 0.3 ms longer for the results of a step of GPT-2 on an H200."""
 
 _uses: Callable[[int], int] = torch._C._storage_Use_Count
 

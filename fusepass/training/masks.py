@@ -17,23 +17,19 @@ def with_choices(graph: fx.GraphModule) -> fx.GraphModule:
     """`graph` with choices in place of such assignments; `graph` itself is not changed."""
     if not torch.is_grad_enabled():
         return graph
-    if not any(_is_choice(node) for node in graph.graph.find_nodes(op="call_function", target=operator.setitem)):
+    if not any(map(_is_choice, graph.graph.find_nodes(op="call_function", target=operator.setitem))):
         return graph
-    whole, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.graph.nodes:
-        if _is_choice(node):
-            _choose(whole, node, *(copies[each] for each in node.args))
-        elif node.op == "output":
-            whole.output(fx.node.map_arg(node.args[0], copies.__getitem__))
-        else:
-            copies[node] = whole.node_copy(node, copies.__getitem__)
+    whole = fx.Graph()
+    whole.output(whole.graph_copy(graph.graph, {}))
+    for node in filter(_is_choice, whole.find_nodes(op="call_function", target=operator.setitem)):
+        with whole.inserting_before(node):
+            _choose(whole, *node.args)
+        whole.erase_node(node)
     return fx.GraphModule(graph, whole)
 
 
 def _is_choice(node: fx.Node) -> bool:
-    """Whether a node assigns what asks for a gradient through a mask, the same in all its places."""
-    if node.target is not operator.setitem:
-        return False
+    """Whether an assignment is of what asks for a gradient, through a mask, the same in all its places."""
     x, mask, new = map(_value, node.args)
     if not (isinstance(x, Tensor) and isinstance(mask, Tensor) and isinstance(new, Tensor)):
         return False
@@ -47,12 +43,10 @@ def _is_choice(node: fx.Node) -> bool:
     )
 
 
-def _choose(whole: fx.Graph, node: fx.Node, x: fx.Node, mask: fx.Node, new: fx.Node) -> None:
+def _choose(whole: fx.Graph, x: Any, mask: Any, new: Any) -> None:
     """Add the choice to a graph, and write it to `x`."""
-    rows = (slice(None),) * _value(node.args[1]).dim() + (None,) * (
-        _value(node.args[0]).dim() - _value(node.args[1]).dim()
-    )
-    places = whole.call_function(operator.getitem, (mask, rows))
+    given, rest = _value(mask).dim(), _value(x).dim() - _value(mask).dim()
+    places = whole.call_function(operator.getitem, (mask, (slice(None),) * given + (None,) * rest))
     chosen = whole.call_function(torch.where, (places, new, x))
     whole.call_method("copy_", (x, chosen))
 

@@ -43,10 +43,8 @@ class PartialStores:
 
     def stored(self, sample: str, channel: str, piece: str) -> list[str]:
         """The lines for one sample, channel and piece; ``found_n`` is the state of the n-th reduction."""
-        scope = Scope(
-            self.printer,
-            at=dict(zip((*self.kernel.lines, self.partials.pieces), (sample, channel, piece), strict=True)),
-        )
+        axes = *self.kernel.lines, self.partials.pieces
+        scope = Scope(self.printer, at=dict(zip(axes, (sample, channel, piece), strict=True)))
         states = {reduction.name: self._found(number) for number, reduction in enumerate(self.partials.reductions)}
         store_partials(self.partials, self.pointers, scope, states)
         return scope.lines

@@ -55,9 +55,8 @@ class Copies:
 
     def where_there(self, lines: list[str]) -> list[str]:
         """`lines` for each that a thread copies."""
-        return loop(
-            self.k, self.count, where(lines, f"{self.mine} < {self.total}" if self.total % self.threads else "")
-        )
+        there = f"{self.mine} < {self.total}" if self.total % self.threads else ""
+        return loop(self.k, self.count, where(lines, there))
 
 
 class TileCopies(Copies):

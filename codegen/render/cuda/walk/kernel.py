@@ -98,7 +98,8 @@ class KernelWriter:
         if self.fetches is not None:
             self.top.lines += self.fetches.row()
         self.output_tiles = _output_tiles(frame) if frame.output_tile is not None else None
-        self.results, self.found = (None, None) if (of := self.output_tiles) is None else (of.results, of.found)
+        self.results = None if self.output_tiles is None else self.output_tiles.results
+        self.found = None if self.output_tiles is None else self.output_tiles.found
         if frame.kernel.partials is not None and self.found is None and self.over_rows is None:
             raise RenderError(f"{frame.kernel.name} reduces over positions, which only patches and pieces of rows do")
         self.exchanged: tuple[SharedTranspose, ...] = exchanges(frame)

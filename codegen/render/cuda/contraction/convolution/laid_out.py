@@ -304,10 +304,8 @@ class Along:
 
     def _near(self, channel: str) -> Scope:
         """A scope that knows the sample and the channel."""
-        scope = Scope(
-            self.writer.printer, at=dict(zip(dimensions(self.kernel), (self.writer.c.sample, channel), strict=False))
-        )
-        return scope
+        at = dict(zip(dimensions(self.kernel), (self.writer.c.sample, channel), strict=False))
+        return Scope(self.writer.printer, at=at)
 
     def _result(self, root: Expr) -> Expr:
         """The convolution's result below `root`."""

@@ -95,14 +95,8 @@ class SumsWriter:
 
     def _outside(self) -> Scope:
         c = self.c
-        outside = Scope(
-            self.printer,
-            at={
-                self.pieces: c.piece if self.pieces.size > 1 else "0",
-                self.batches: c.batch if self.batches.size > 1 else "0",
-            },
-        )
-        return outside
+        piece, batch = (c.piece if self.pieces.size > 1 else "0"), (c.batch if self.batches.size > 1 else "0")
+        return Scope(self.printer, at={self.pieces: piece, self.batches: batch})
 
     def over_laid_out(
         self, body: list[str], at: tuple[str, str], steps: tuple[str, int], at_once: int, along: Scope, exists: str

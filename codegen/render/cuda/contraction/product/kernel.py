@@ -64,13 +64,8 @@ class ProductWriter:
         self.printer = Printer(names, pointers, self.index_type, branches=False)
         self.printer.few = few_digits(kernel, program)
         self.batches, self.wanted, self.c = kernel.rows[1], wanted(kernel), names.locals
-        self._of_sums = (
-            kernel,
-            program,
-            plan,
-            pointers,
-            self.printer,
-        )  # what those are made of who write what becomes of sums
+        # What `Direct` and `Epilogue` take, which write what becomes of sums.
+        self._of_sums = kernel, program, plan, pointers, self.printer
 
     def lines(self) -> Iterable[str]:
         """Of the body."""
