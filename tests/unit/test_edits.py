@@ -355,3 +355,13 @@ def test_what_another_thread_s_trace_puts_in_place_counts_for_nothing() -> None:
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
     assert code.unchanged()
+
+
+@pytest.mark.parametrize("home", ["torch.nn.of_a_test", "torchvision_of_a_test"])
+def test_only_functions_in_pytorch_s_modules_count_as_put_in_place_of_its_own(home: str) -> None:
+    """Packages whose names begin as PyTorch's does, such as torchvision, have functions of their own."""
+    module = types.ModuleType(home)
+    exec("def forward(self, x):\n    return squash(x)", vars(module))
+    module.squash = squash  # type: ignore[attr-defined]
+    model = type("Squashing", (nn.Module,), {"forward": module.forward})()
+    assert Code(model, dynamo=True).calls_patched == (home == "torch.nn.of_a_test")
