@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from fusepass.codegen.ir.convolution import has_few_results
+from fusepass.codegen.ir.vectors import ACCESS
 from fusepass.patterns.traffic import nbytes
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -26,9 +27,6 @@ _LARGE_PRODUCT = 2**28
 
 _LARGE_PRODUCT_OF_HALVES = 2**30
 """The same of halves: some 50 microseconds, by the library's kernels for operands that lie badly."""
-
-_ACCESS = 16
-"""Bytes of the widest access."""
 
 
 def is_large(anchor: fx.Node) -> bool:
@@ -56,7 +54,7 @@ def _lies_well(matrix: Any) -> bool:
     """Whether rows of a matrix, or its columns, begin with whole accesses."""
     value: torch.Tensor = matrix.meta["val"]
     apart = [stride for stride in value.stride()[-2:] if stride != 1]
-    return all(stride * value.itemsize % _ACCESS == 0 for stride in apart)
+    return all(stride * value.itemsize % ACCESS == 0 for stride in apart)
 
 
 def is_large_of_halves(convolution: fx.Node) -> bool:

@@ -13,12 +13,14 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.machine import Rates
 from fusepass.codegen.schedule_product.tiles import Tiling
+from fusepass.codegen.schedule_product.vectors import are_vectors
 
 _ALONE = 0.8  # of the blocks that a multiprocessor can hold, it needs for its rate
 _STREAMS = 0.6  # of the multiprocessors must copy to reach the memory's rate
 _COSTLY, _PHASE = 12, 8  # instructions of an operation that is not cheap, and of taking and reducing a value
 _IN_STRIPS = 1.5  # times as long, where sums are laid out strip by strip and nobody multiplies meanwhile: measured
 _LAST = 4e-6  # seconds of a block that stays before its first product and behind its last one: measured
+_NARROW_STORE = 13  # instructions that a result of 16 bits costs besides where a thread stores it alone: measured
 _HIDDEN = 0.5  # of what follows sums, where another block, or group of warps, multiplies meanwhile
 # Of its rate a tile reaches that takes each place of a run by itself, which has no neighbour in its row.
 _TORN_RUNS = 0.5
@@ -34,6 +36,7 @@ class Estimate:
         assert isinstance(kernel.anchor, Product)
         self._kernel, self._product, self._facts = kernel, kernel.anchor, facts
         written = {store.buffer for store in kernel.stores}  # partial results, of which there are few, decide nothing
+        self._narrow_stores = sum(program.buffer(store.buffer).dtype.is_half for store in kernel.stores)
         self._moving = sum(program.buffer(name).nbytes for name in kernel.reads | written) / facts.bandwidth
 
     def seconds(self, tiling: Tiling, blocks: int, beside: int, narrow: float) -> float:
@@ -69,6 +72,7 @@ class Estimate:
         phases += [[store.value for store in kernel.stores]] if kernel.stores else []
         phases += [[kernel.partials.value]] if kernel.partials else []
         each = sum(_PHASE + _instructions(phase) for phase in phases)
+        each += 0 if are_vectors(kernel, 2) else _NARROW_STORE * self._narrow_stores
         once = _instructions([store.value for store in kernel.row_stores])
         count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
         return count / 32 / (facts.machine.rates.after_products * facts.multiprocessors)

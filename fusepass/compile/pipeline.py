@@ -49,6 +49,7 @@ from fusepass.compile.in_place import write_rows_in_place
 from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.multiply_add import spell_out
+from fusepass.compile.padded_products import pad_products
 from fusepass.compile.reuse import dying_inputs, reuse_memory
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
@@ -273,6 +274,7 @@ def _compiled(
         split_dropout(graph.graph)
         group_queries(graph.graph)
         applications = [*applied, *chunk_products(graph.graph), *simplify(graph), *compute_constants(graph)]
+        pad_products(graph.graph)
     packed: Packed | None = None
     if exact_inputs:
         tell("layout")

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from fusepass.codegen.ir.dataflow import always_loaded
 from fusepass.codegen.ir.digits import few_digits
 from fusepass.codegen.ir.expr import Apply, Builder, Expr, children
-from fusepass.codegen.ir.index import Axis, Bound, Index, axis_index
+from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.program import Kernel, Program, Role
-from fusepass.codegen.ir.vectors import alignment, is_vector, split_index, split_value
+from fusepass.codegen.ir.vectors import is_vector, split_index, split_value
 from fusepass.codegen.render.cuda.contraction.product.direct import SumsWriter
 from fusepass.codegen.render.cuda.contraction.product.lines import Lines
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, bare, block, loop
 from fusepass.codegen.schedule_product import ProductSchedule
+from fusepass.codegen.schedule_product.vectors import are_vectors
 
 _WIDTHS = 8, 4, 2
 _NARROW = 2  # bytes of an element
@@ -48,27 +49,9 @@ def neighbours_of(kernel: Kernel, program: Program, plan: ProductSchedule) -> Ne
     for width in _WIDTHS if kernel.stores else ():
         found = Neighbours(width, min(32, long // width))
         whole = 32 % found.lanes == 0 and high % found.rows == 0 and long % (found.lanes * width) == 0
-        if whole and _are_vectors(kernel, width):
+        if whole and are_vectors(kernel, width):
             return found
     return None
-
-
-def _are_vectors(kernel: Kernel, width: int) -> bool:
-    """Whether all elements of a vector are there or none, and all results are stored in such vectors."""
-    columns, lane = kernel.rows[3], Axis("lane", width)
-    if columns.size % width or not all(_is_shared(bound, columns, lane) for bound in kernel.within):
-        return False
-    return all(is_vector(split_index(store.index, columns, lane), columns, lane) for store in kernel.stores)
-
-
-def _is_shared(bound: Bound, columns: Axis, lane: Axis) -> bool:
-    """Whether a bound holds for all of a vector's lanes or for none."""
-    index = split_index(bound.index, columns, lane)
-    if lane not in index.axes:
-        return True
-    start = index - axis_index(lane)
-    together = lane not in start.axes and alignment(start, columns, lane.size) % lane.size == 0
-    return together and bound.low % lane.size == bound.high % lane.size == 0
 
 
 class ResultVectors:
