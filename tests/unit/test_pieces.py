@@ -1,46 +1,129 @@
-"""Loops of a CPU kernel are cut where one piece of a concatenation ends: values stay, and nothing is asked of each element."""
+"""Graphs of a training step in pieces: what is run before and behind the others, and that all together do what the whole does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx
 
-import fusepass
+from fusepass.compile import pieces
+from fusepass.compile.pieces import find_cut, pieces_of
 
-
-class Model(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
+aten = torch.ops.aten
+ROWS, WIDTH = 4, 500
+LARGE = 4 * ROWS * WIDTH
 
 
-def images(*channels: int) -> list[Tensor]:
-    return [torch.randn(2, each, 5, 3).contiguous(memory_format=torch.channels_last) for each in channels]
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LARGE", LARGE)
 
 
-CASES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], int]] = {
-    "joined": (lambda *x: torch.cat(x, 1).relu() * 2, (32, 16, 48), 3),
-    "nested": (lambda a, b, c: torch.cat([torch.cat([a, b], 1).sigmoid(), c.exp()], 1) + 1, (32, 16, 16), 3),
-    "padded": (lambda a, b: F.pad(torch.cat([a, b], 1), (0, 0, 0, 0, 8, 24)).tanh() + 1, (32, 32), 4),
-    "parts": (lambda a, b: torch.cat([a[:, 8:40], b[:, ::2]], 1) * torch.cat([b, a[:, :16]], 1)[:, :48], (48, 32), 2),
-    "short": (lambda *x: torch.cat(x, 1).relu() * 2, (3, 5, 8), 1),
-}
+class Writer:
+    """Writes a graph of operators on tensors that are there."""
+
+    def __init__(self, **arguments: Tensor) -> None:
+        self.graph, self.arguments = fx.Graph(), list(arguments.values())
+        self.nodes = {name: self.graph.placeholder(name) for name in arguments}
+        for node, value in zip(self.nodes.values(), self.arguments, strict=True):
+            node.meta["val"] = value
+
+    def __call__(self, target: Callable[..., Any], *args: Any) -> fx.Node:
+        made = self.graph.call_function(target, args)
+        made.meta["val"] = target(*fx.map_arg(args, lambda node: node.meta["val"]))
+        return made
+
+    def module(self, *results: fx.Node) -> fx.GraphModule:
+        self.graph.output(results)
+        return fx.GraphModule({}, self.graph)
 
 
-@pytest.mark.parametrize("name", CASES)
-@torch.no_grad()
-def test_values_stay(name: str) -> None:
-    function, channels, loops = CASES[name]
-    inputs = images(*channels)
-    fused = fusepass.optimize(Model(function), tune="off")
-    torch.testing.assert_close(fused(*inputs), function(*inputs))
-    (region,) = fused.report().regions
-    assert region.sources[0].text.count("#pragma omp simd") == loops
-    assert ("masked_" in region.sources[0].text) == (loops == 1)
+def run_pieces(module: fx.GraphModule, arguments: Sequence[Tensor], visible: int = sys.maxsize) -> pieces.Pieces:
+    """The pieces, which give what `module` does."""
+    wanted = module(*arguments)
+    cut = find_cut(module.graph, visible)
+    assert cut is not None
+    made = pieces_of(module, cut)
+    given, early = made.begin(arguments)
+    found = made.end(arguments, early, made.body(given))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    return made
+
+
+def backward() -> Writer:
+    return Writer(x=torch.rand(ROWS, 8), weight=torch.rand(WIDTH, 8), tangents_1=torch.rand(ROWS, WIDTH))
+
+
+def test_what_reads_a_large_gradient_comes_first() -> None:
+    write = backward()
+    x, weight, gradient = write.nodes.values()
+    padded = write(aten.constant_pad_nd.default, gradient, [0, 4])
+    inner = write(aten.mm.default, write(aten.slice.Tensor, padded, 1, 0, WIDTH), weight)
+    outer = write(aten.mm.default, write(aten.t.default, gradient), x)
+    rest = write(aten.mul.Tensor, write(aten.tanh.default, x), inner)
+    made = run_pieces(write.module(rest, outer), write.arguments)
+    assert (made.early, made.late, made.unread) == ([1], [], [1, 2])
+    given, _ = made.begin(write.arguments)
+    assert [tuple(each.shape) for each in given] == [(ROWS, 8), (0,), (0,), (ROWS, 8)]
+
+
+def test_an_operator_of_several_results_is_in_one_piece() -> None:
+    write = backward()
+    x, _, gradient = write.nodes.values()
+    both = write(aten.var_mean.correction, gradient, [1])
+    variance, mean = (write(operator.getitem, both, place) for place in range(2))
+    made = run_pieces(
+        write.module(write(aten.mul.Tensor, x, write(aten.unsqueeze.default, mean, 1)), variance), write.arguments
+    )
+    assert made.early == [1]
+
+
+@pytest.mark.parametrize("case", ["it gives as much", "others come before", "it draws", "small"])
+def test_gradients_are_copied_where_nothing_is_won(case: str) -> None:
+    write = backward()
+    x, weight, gradient = write.nodes.values()
+    match case:
+        case "it gives as much":
+            most = write(aten.exp.default, write(aten.slice.Tensor, gradient, 1, 0, 400))
+            results = [write(aten.mul.Tensor, most, write(aten.sum.dim_IntList, x, [1], True))]
+        case "others come before":
+            value = x
+            for _ in range(20):
+                value = write(aten.tanh.default, value)
+            results = [write(aten.mm.default, write(aten.t.default, gradient), value)]
+        case "it draws":
+            results = [write(aten.mm.default, write(aten.bernoulli.p, gradient, 0.5), weight)]
+        case _:
+            gradient.meta["val"] = torch.rand(ROWS, 8)
+            results = [write(aten.mul.Tensor, gradient, x)]
+    write.graph.output(tuple(results))
+    assert find_cut(write.graph, sys.maxsize) is None
+
+
+def test_what_makes_a_large_result_comes_last() -> None:
+    write = Writer(x=torch.rand(ROWS, 8), weight=torch.rand(8, WIDTH))
+    x, weight = write.nodes.values()
+    saved = write(aten.tanh.default, x)
+    logits = write(aten.view.default, write(aten.mm.default, saved, weight), [2, 2, WIDTH])
+    module = write.module(logits, write(aten.sum.default, x), saved)
+    made = run_pieces(module, write.arguments, visible=2)
+    assert (made.head, made.early, made.late, made.asked) == (None, [], [0], 1)
+    assert made.body([*write.arguments])[0] is None
+
+
+@pytest.mark.parametrize("case", ["saved", "read", "nothing is saved"])
+def test_results_are_copied_that_backward_or_others_read(case: str) -> None:
+    write = Writer(x=torch.rand(ROWS, 8), weight=torch.rand(8, WIDTH))
+    x, weight = write.nodes.values()
+    logits = write(aten.mm.default, x, weight)
+    results = [logits, write(aten.sum.default, logits) if case == "read" else write(aten.sum.default, x)]
+    results += [] if case == "nothing is saved" else [logits if case == "saved" else x]
+    write.graph.output(tuple(results))
+    assert find_cut(write.graph, 2) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import types
 import weakref
@@ -20,6 +21,7 @@ from torch._guards import TracingContext
 from torch.utils.checkpoint import checkpoint
 
 import fusepass
+from fusepass.compile import pieces
 from fusepass.errors import FusepassWarning
 from fusepass.garbage import collector_paused
 from fusepass.patterns.effects import drawn_before, draws
@@ -127,15 +129,25 @@ class Steps:
     Attributes:
         graphs: the stand-in for CUDA.
         steps: one for each graph that Dynamo found.
+        cuts: of each graph of forward and of backward; tensors are large from so many bytes on, if that is given.
     """
 
     def __init__(
-        self, model: Any, monkeypatch: pytest.MonkeyPatch, *, asked: bool = True, dynamic: bool | None = None
+        self,
+        model: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        asked: bool = True,
+        dynamic: bool | None = None,
+        large: int | None = None,
     ) -> None:
         state = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
         self.graphs = FakeGraphs(state)
         self.steps: list[Step] = []
         self._asked = asked
+        if large is not None:
+            monkeypatch.setattr(pieces, "LARGE", large)
+        self.cuts: list[pieces.Cut | None] = []
         monkeypatch.setattr("fusepass.training.replayed_steps.step_obstacle", _symbolic)
         monkeypatch.setattr("fusepass.training.replayed_steps.CudaGraphs", lambda device: self.graphs)
         torch._dynamo.reset()
@@ -174,7 +186,15 @@ class Steps:
                 arguments.clear()
                 return graph(*values)
 
-            made: Any = SimpleNamespace(call=call, without_python=lambda: (call, ()), before=graph, calls=100)
+            where = pieces.find_cut(graph.graph, sys.maxsize if backward else visible)
+            self.cuts.append(where)
+            made: Any = SimpleNamespace(
+                call=call,
+                without_python=lambda: (call, ()),
+                before=graph,
+                calls=100,
+                pieces=None if where is None else pieces.pieces_of(graph, where),
+            )
             if backward:
                 run = replayed_backward(made, step)
             else:
@@ -231,13 +251,13 @@ def one_step(compiled: Callable[[Tensor], Tensor], model: nn.Module, other: nn.M
     same(model, other)
 
 
-@pytest.mark.parametrize("large", [captured._LARGE, 64], ids=["copied together", "some alone"])
+@pytest.mark.parametrize("large", [captured.LARGE, 64], ids=["copied together", "some alone"])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_training_is_eager_s(
     steps: Callable[..., Steps], to_none: bool, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Optimisers write parameters in place; gradients stay where they are or are made anew; statistics move once a step."""
-    monkeypatch.setattr(captured, "_LARGE", large)
+    monkeypatch.setattr(captured, "LARGE", large)
     model, other = pair(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)))
     compiled = steps(model)
     optimisers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, other)]
@@ -255,6 +275,48 @@ def test_training_is_eager_s(
     for mine, theirs in zip(held[::2], held[1::2], strict=True):  # no later call wrote over it
         torch.testing.assert_close(mine, theirs)
     assert compiled.status == "training: replayed, 2 captured, 2 MiB"
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["input needs gradients", "input needs none"])
+def test_large_results_and_their_gradients_stay_outside_of_the_graph(steps: Callable[..., Steps], given: bool) -> None:
+    """As logits of a model whose loss is the caller's: what makes them, and what reads their gradient, is launched."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 300, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.body(x)
+            return self.head(y), y.sum()
+
+    model, other = pair(Head())
+    compiled = steps(model, large=2000)
+    held = []
+    for number in range(5):
+        x = torch.rand(5, 4, requires_grad=given)
+        for run in (compiled, other):
+            run_on = x.detach().requires_grad_(given)
+            logits, total = run(run_on)
+            (logits.square().mean() + total).backward()
+            held.append((logits, run_on.grad))
+        same(model, other)
+        assert compiled.counts == (2 * min(number, 1), 2 * number)
+    for (mine, gradient), (theirs, wanted) in zip(held[::2], held[1::2], strict=True):
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(gradient, wanted)
+    forward, backward = compiled.cuts
+    assert forward is not None
+    assert backward is not None
+    mm = torch.ops.aten.mm.default
+    assert [node.target for node in forward.tail] == [mm]
+    assert [node.target for node in backward.head].count(mm) == 2
+    # Neither the logits nor their gradient is in memory of the graphs.
+    (slot,) = compiled.steps[0].slots
+    assert slot.backward is not None
+    for graph in (slot.forward, slot.backward[1]):
+        sizes = {tensor.numel() for _, tensors in [*graph._copied_in, *graph._copied_out] for tensor in tensors}
+        assert 1500 not in sizes
 
 
 def test_gradients_accumulate(steps: Callable[..., Steps]) -> None:
