@@ -1,4 +1,4 @@
-"""The kernel of dropout's mask alone, lowered as in a region, and as few libraries of it as serve all masks."""
+"""Generates the kernel of a dropout mask by the lowering that regions use, with one library for masks of many sizes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ from fusepass.codegen.source import Source
 NAME = "dropout_mask"
 
 _WIDTHS = frozenset({"1", "2", "4", "8", "16"})
-"""Numbers that the compiler is to know: how many elements are a vector, and how many share a call of the generator."""
+"""Numbers that stay in the text: elements of a vector, and elements that share a call of the generator. The compiler must know them to share it."""
 
-_MOST_LANES = 16  # elements of a vector
+_MOST_LANES = 16  # of a vector
 _EXAMPLES = tuple(itertools.product(((1 << 20) + 7, (1 << 12) + 1, (1 << 31) + 11), (True, False)))
-"""Odd numbers of vectors, for each way to lay out a mask one; and whether each of PyTorch's threads takes several of them."""
+"""Numbers of vectors, one for each schedule of a mask, and whether a thread of PyTorch's kernel takes more than one."""
 
 _FEW_THREADS = 3 << 10
 
 
 def generated(facts: DeviceFacts, count: int, p: float, dtype: torch.dtype, threads: int, width: int) -> Generated:
-    """The kernel for a mask of `count` elements, with a source that serves others of its kind: any count and probability, and devices of any size.
+    """The kernel for a mask of `count` elements. Sizes and probability are arguments of its source, so masks of one kind share a library.
+
+    Args:
+        facts: the device.
+        count: elements, at least one.
+        p, dtype, threads, width: as ``fusepass::kept`` takes them.
 
     Raises:
         FusepassError: a bug of the generator.
@@ -53,16 +58,16 @@ def generated(facts: DeviceFacts, count: int, p: float, dtype: torch.dtype, thre
 
 @functools.cache
 def _form(facts: DeviceFacts, count: int, dtype: torch.dtype, several: bool, width: int) -> Form:
-    """What a mask looks like that nobody has, whose sizes differ from each other and from `_WIDTHS`.
+    """The general text of a kind, from an example whose sizes differ from each other and from `_WIDTHS`.
 
-    So the library of a kind does not depend on which of its masks comes first, and later processes find it in the cache.
+    Real masks would give texts that depend on which comes first; this one is the same in every process, which finds its library in the cache.
     """
     threads = _FEW_THREADS if several else count
     return Form.first(Marked.of(_rendered(_generated(facts, count, 0.3, dtype, threads, width)).text), _WIDTHS)
 
 
 def _generated(facts: DeviceFacts, count: int, *rule: Any) -> Generated:
-    """The program of one mask, as that of a region that is nothing else."""
+    """The program of one mask, as of a region with no other operator."""
     device, graph = torch.device(facts.target.value), fx.Graph()
     with without_modes(), torch.no_grad():
         state = graph.placeholder("state")
@@ -74,5 +79,5 @@ def _generated(facts: DeviceFacts, count: int, *rule: Any) -> Generated:
 
 
 def _rendered(made: Generated) -> Source:
-    """With its numbers marked; it reads the state word by word, which need not be aligned."""
+    """The text with its numbers marked. The state is read word by word, so it need not be aligned."""
     return render_general(made.program, made.facts, aligned=False)

@@ -1,7 +1,7 @@
-"""Dropout's mask on a GPU as one generated kernel, wherever ``fusepass::kept`` runs as an operator.
+"""The operator ``fusepass::kept`` on CUDA: a dropout mask in one generated kernel.
 
-In a region the mask is part of a kernel. The operator runs where a region is left to its own operators, where a mask is in no region, and while a
-trial compares the two. Its kernel comes of the same lowering, so its numbers are those of regions.
+Inside a region the mask is part of the region's kernel. The operator runs where a region is left to its own operators, where a mask is in no
+region, and in trials. Both come from the same lowering, so their bits are equal.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fusepass.runtime.region import FusedRegion
 KEPT = torch.ops.fusepass.kept.default
 
 fallbacks = FallbackCounter()
-"""Counts the masks of this process that PyTorch's operators made."""
+"""Counts the masks that PyTorch's operators made in this process."""
 
 _SIZES = 512  # whose calls are remembered
 
 
 def kept(state: torch.Tensor, size: Sequence[int], stride: Sequence[int], *rule: Any) -> torch.Tensor:
-    """As `fusepass.codegen.lowering.dropout.kept`, in one launch.
+    """As `fusepass.codegen.lowering.dropout.kept`, in one launch, also while a CUDA graph is captured.
 
-    Where its kernel cannot be built, PyTorch's operators run; that is warned of once, and counted in `fallbacks`.
+    If the kernel cannot be built, PyTorch's operators run, with one warning and a count in `fallbacks`.
 
     Raises:
         ValueError: the state is not int64 [2].
@@ -59,7 +59,7 @@ _library.impl("kept", kept, "CUDA")
 def _launch(
     device: torch.device, size: tuple[int, ...], stride: tuple[int, ...], *rule: Any
 ) -> Callable[..., Any] | str:
-    """What makes the mask of a state by a kernel, or why nothing does."""
+    """The kernel as a function of the state, or the reason why there is none."""
     from fusepass.runtime.mask_kernel import NAME, generated  # with passes and renderers, which artifacts do without
 
     try:
@@ -77,7 +77,7 @@ def _launch(
 
 
 def begin(masks: Iterable[fx.Node], tell: Callable[[Source], None]) -> None:
-    """Let `tell` know what is built as nodes that make masks on a GPU run as operators."""
+    """Tell `tell` the sources that masks on a GPU need when they run as operators."""
     from fusepass.runtime.mask_kernel import generated
 
     for node in masks:
