@@ -150,11 +150,12 @@ def uniform(
     return torch.stack(words).gather(0, which[None])[0].float() * 2.0**-32 + 2.0**-33
 
 
-def _by_pytorch(
+def kept_by_pytorch(
     state: torch.Tensor, size: Sequence[int], stride: Sequence[int], p: float, dtype: torch.dtype, *rule: int
 ) -> torch.Tensor:
-    """`kept` by PyTorch's own kernel, for which the host waits for a state that it does not know; not while a CUDA graph is captured."""
-    if torch.cuda.is_current_stream_capturing():
+    """`kept` by PyTorch's own kernel, for which the host waits for a state that it does not know; while a CUDA graph is captured, and on a CPU, by
+    some 180 operators."""
+    if not state.is_cuda or torch.cuda.is_current_stream_capturing():
         return kept(state, size, stride, p, dtype, *rule)
     generator = default_generator(state.device)
     if not hasattr(state, "words"):
@@ -181,7 +182,6 @@ def _described(state: torch.Tensor, size: Sequence[int], stride: Sequence[int], 
 
 _library.impl("draw", _draw, "CompositeExplicitAutograd")
 _library.impl("kept", kept, "CompositeExplicitAutograd")
-_library.impl("kept", _by_pytorch, "CUDA")
 _library.impl("kept", _described, "Meta")
 torch.library.register_fake("fusepass::draw", _drawn, lib=_library)
 

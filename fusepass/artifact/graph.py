@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import fusepass.runtime.masks  # noqa: F401, which registers an operator that graphs may call
 from fusepass.codegen.plain import UNKNOWN, decode, encode
 from fusepass.errors import ArtifactError
 from fusepass.runtime.meta import laid

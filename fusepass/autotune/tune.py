@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -266,17 +265,7 @@ def _measured(work: Work, calls: Mapping[str, Callable[..., Any]], effort: str) 
             like = [node.meta["val"] for node in work.arguments]
             alternatives = [each.name for each in work.candidates if each.spec.overrides != NO_OVERRIDES]
             choice = fastest(work.original(), kept, like, work.device, BUDGETS[effort], alternatives)
-            if choice.leaves_eager and _has_mask(work):
-                seconds = dict(choice.seconds)
-                best = min(kept, key=lambda name: seconds.get(name, math.inf))
-                choice = replace(choice, chosen=best, overruled="its operators are slow where a CUDA graph is captured")
     return replace(choice, check=check, dropped=dropped)
-
-
-def _has_mask(work: Work) -> bool:
-    """Whether the region computes which elements dropout keeps, from a state of the generator that the device has. PyTorch's dropout takes that of
-    the host, so operators for it wait for the device, and in a CUDA graph some 180 of them do what one kernel does."""
-    return bool(work.graph.graph.find_nodes(op="call_function", target=torch.ops.fusepass.kept.default))
 
 
 def _of_all(said: Mapping[str, str]) -> str:

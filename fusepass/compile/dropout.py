@@ -27,9 +27,10 @@ from fusepass.codegen.lowering.tracer import Spec, meta_like
 from fusepass.patterns.aliasing import base, readers
 from fusepass.patterns.effects import is_random
 from fusepass.patterns.opclass import OpClass, classify
+from fusepass.runtime.masks import KEPT
 
 aten = torch.ops.aten
-draw, kept = torch.ops.fusepass.draw.default, torch.ops.fusepass.kept.default
+draw, kept = torch.ops.fusepass.draw.default, KEPT
 
 _BLOCK = 256  # threads of a block of PyTorch's kernel
 _WIDTHS = (8, 4, 2)

@@ -63,7 +63,7 @@ from fusepass.patterns.simplify import Application, simplify
 from fusepass.progress import tell
 from fusepass.report.choice import EAGER
 from fusepass.report.report import RegionState, Report
-from fusepass.runtime import fast_path
+from fusepass.runtime import fast_path, masks
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta
 from fusepass.runtime.operators import shorten
@@ -228,6 +228,7 @@ def compile_graph(
             return compiled(keep=None if key is None else functools.partial(recalled.keep, key, asked))
     forms.tell_later(parts)
     fast_path.begin()
+    _count_masks(found.direct.graph, counter)
     report = replace(found.report, seconds=tuple(clock.seconds.items()))
     _log_report(report)
     without_python = _without_python(found.direct, found.regions, found.only)
@@ -275,6 +276,7 @@ def _compiled(
         correct(graph.graph)
         spell_out(graph.graph)
         split_dropout(graph.graph)
+        _count_masks(graph.graph, counter)
         group_queries(graph.graph)
         applications = [*applied, *chunk_products(graph.graph), *simplify(graph), *compute_constants(graph)]
         pad_products(graph.graph)
@@ -375,6 +377,12 @@ def _compiled(
         keep(record, saved, report)
     made = Parts(graph, tuple(works), spliced, rewritten, called)
     return CompiledGraph(graph, lambda: made, direct.forward, without_python, saved, report, counter, pieces)
+
+
+def _count_masks(graph: fx.Graph, counter: FallbackCounter) -> None:
+    """Let masks of dropout that PyTorch's operators make count as fallbacks of whoever has some."""
+    if graph.find_nodes(op="call_function", target=masks.KEPT):
+        counter.join(masks.fallbacks)
 
 
 def _without_python(
@@ -495,7 +503,20 @@ def generated(
         tell("generate", number, len(first), work.region.name)
         generate_candidates(work, forms, begin)
     add_schedule_candidates(first, begin, seconds_left=seconds_left)
+    masks.begin(_masks_alone(graph.graph, works), begin)
     return works, layouts
+
+
+def _masks_alone(graph: fx.Graph, works: Sequence[Work]) -> list[fx.Node]:
+    """The masks of dropout that run as operators, in calls or in trials that are to come."""
+    inside = {node for work in works if _is_settled(work.like or work) for node in work.region.nodes}
+    return [node for node in graph.find_nodes(op="call_function", target=masks.KEPT) if node not in inside]
+
+
+def _is_settled(work: Work) -> bool:
+    """Whether generated code is to run a region without another trial."""
+    untried = work.choice is None and current().tune == "off"
+    return work.reason is None and (untried or (work.choice is not None and not work.choice.leaves_eager))
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:

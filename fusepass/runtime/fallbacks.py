@@ -36,6 +36,7 @@ class FallbackCounter:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._toolchain_told = False
         self._elsewhere: list[tuple[tuple[str, str], Callable[[], int]]] = []
+        self._joined: list[FallbackCounter] = []
 
     def count(
         self, where: str, reason: str, *, toolchain: bool = False, instead: str = "the original operators"
@@ -61,11 +62,20 @@ class FallbackCounter:
         with self._lock:
             self._elsewhere.append(((where, reason), read))
 
+    def join(self, other: FallbackCounter) -> None:
+        """From now on what `other` has counted is among these counts, too."""
+        with self._lock:
+            if other not in self._joined:
+                self._joined.append(other)
+
     def _all(self) -> Counter[tuple[str, str]]:
         with self._lock:
             counts = self._counts.copy()
             for kind, read in self._elsewhere:
                 counts[kind] += read()
+            joined = list(self._joined)
+        for other in joined:
+            counts.update(other._all())
         return counts
 
     @property

@@ -173,18 +173,19 @@ def test_what_is_fused_drops_what_its_operators_do(shape: tuple[int, ...], last:
     assert region.name.startswith("dropout_mul_mul_add_")
 
 
-def test_masks_are_not_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a CUDA graph is captured, a mask by PyTorch's operators takes some 140 launches."""
+def test_masks_are_left_to_eager_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an operator a mask is one kernel, too, so a trial's times are those of calls."""
 
     def slower(eager: object, calls: Mapping[str, object], *_: object) -> Choice:
         return Choice(EAGER, seconds=((EAGER, 1e-6), *((name, 2e-6) for name in calls)), speedup=0.5)
 
     monkeypatch.setattr(tune, "fastest", slower)
     inputs = _inputs(8, 12)
-    (region,) = _compiled(_split(_residual, *inputs), tune="fast").report.regions
-    (other,) = _compiled(_traced(lambda x, r, w: (x + r).exp() * w, *inputs), tune="fast").report.regions
-    assert (region.state, other.state) == (RegionState.FUSED, RegionState.EAGER)
-    assert str(region.choice).startswith("not left to eager: ")
+    graph = _split(_residual, *inputs)
+    compiled = _compiled(graph, tune="fast")
+    assert [region.state for region in compiled.report.regions] == [RegionState.EAGER]
+    for found, expected in zip(_from_seed(compiled.call, inputs), _from_seed(graph, inputs), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_one_library_serves_many_sizes() -> None:
