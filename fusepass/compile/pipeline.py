@@ -50,8 +50,8 @@ from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.multiply_add import spell_out
 from fusepass.compile.padded_products import pad_products
-from fusepass.compile.pieces import Pieces, find_cut, pieces_of
 from fusepass.compile.reuse import dying_inputs, reuse_memory
+from fusepass.compile.segments import Segments, find_cut, segments_of
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
@@ -107,7 +107,7 @@ class CompiledGraph:
         saved: seconds a call that the rewrites save, by the model of costs.
         report: what was fused and what was not; fallbacks counted so far are read through `fallbacks`.
         fallbacks: counts calls that ran as the original operators.
-        pieces: the same as `call` for CUDA graphs, where it is cut; None where it is not.
+        segments: the same as `call` for CUDA graphs, where it is cut; None where it is not.
     """
 
     graph: fx.GraphModule
@@ -117,7 +117,7 @@ class CompiledGraph:
     saved: float
     report: Report
     fallbacks: FallbackCounter
-    pieces: Pieces | None = None
+    segments: Segments | None = None
 
     @property
     def before(self) -> fx.GraphModule:
@@ -352,7 +352,7 @@ def _compiled(
             record = recalled.record_of(direct, kept_regions, packed, lambda name: own[name](), only)
         cut = find_cut(direct.graph, visible) if emptying else None
         shorten(direct)
-        pieces = None if cut is None else pieces_of(direct, cut)
+        segments = None if cut is None else segments_of(direct, cut)
         if emptying:
             empty_arguments(direct.graph)
         direct.real_recompile()
@@ -376,7 +376,7 @@ def _compiled(
     if keep is not None and record is not None:
         keep(record, saved, report)
     made = Parts(graph, tuple(works), spliced, rewritten, called)
-    return CompiledGraph(graph, lambda: made, direct.forward, without_python, saved, report, counter, pieces)
+    return CompiledGraph(graph, lambda: made, direct.forward, without_python, saved, report, counter, segments)
 
 
 def _count_masks(graph: fx.Graph, counter: FallbackCounter) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusepass.compile.pieces import LARGE, Pieces
+from fusepass.compile.segments import LARGE, Segments
 from fusepass.runtime.cuda_graphs import Graphs, Pool
 from fusepass.runtime.operators import reinterpret
 from fusepass.runtime.replayable import overlaps
@@ -27,7 +27,7 @@ class Captured:
     anybody still refers to them. What is no tensor is the same in each call.
 
     Args:
-        call: takes a list, which it empties; the body of `pieces` where there are any, of which the others are launched at each call.
+        call: takes a list, which it empties; the body of `segments` where there are any, of which the others are launched at each call.
         arguments: those of the call at hand.
         fixed: positions of arguments that are read, and perhaps written, where they lie; others are copied to memory of the graph.
         copied: how many results, from the first on, get memory of their own.
@@ -56,12 +56,12 @@ class Captured:
         exact: bool,
         before: Callable[[], None] = lambda: None,
         generators: Sequence[Any] = (),
-        pieces: Pieces | None = None,
+        segments: Segments | None = None,
     ) -> None:
-        self._before, self._pieces = before, pieces
+        self._before, self._segments = before, segments
         self.fixed = tuple(fixed)
         self.addresses = [arguments[position].data_ptr() for position in fixed]
-        read = list(arguments) if pieces is None else pieces.begin(arguments)[0]
+        read = list(arguments) if segments is None else segments.begin(arguments)[0]
         others = [position for position in range(len(read)) if position not in {*fixed}]
         if any(overlaps(read[position]) for position in others):
             raise RuntimeError("an argument that would be copied overlaps itself")
@@ -94,10 +94,10 @@ class Captured:
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The results for `arguments`, of which the fixed ones lie where they did."""
-        if self._pieces is None:
+        if self._segments is None:
             return self._run(arguments)
-        given, early = self._pieces.begin(arguments)
-        return self._pieces.end(arguments, early, self._run(given))
+        given, early = self._segments.begin(arguments)
+        return self._segments.end(arguments, early, self._run(given))
 
     def _run(self, arguments: Sequence[Any]) -> list[Any]:
         for places, inner in self._copied_in:

@@ -93,8 +93,8 @@ class ReplayedForward(Run):
         device: torch.device,
     ) -> None:
         super().__init__(compiled)
-        self._pieces = compiled.pieces
-        self._plain = compiled.call if compiled.pieces is None else compiled.pieces.body
+        self._segments = compiled.segments
+        self._plain = compiled.call if compiled.segments is None else compiled.segments.body
         self._step, self._size = step, size
         self._static, self._written = tuple(static), tuple(written)
         self._visible = visible
@@ -162,7 +162,7 @@ class ReplayedForward(Run):
     def _capture(self, arguments: Sequence[Any], pool: Pool) -> Captured:
         fixed, visible, graphs = self._static, self._visible, self._step.graphs
         if self._course is None:
-            return Captured(self._plain, arguments, fixed, visible, graphs, pool, exact=True, pieces=self._pieces)
+            return Captured(self._plain, arguments, fixed, visible, graphs, pool, exact=True, segments=self._segments)
         drawn = ReplayedDraws(self._course, self._device)
 
         def drawing(given: list[Any]) -> Sequence[Any]:
@@ -180,7 +180,7 @@ class ReplayedForward(Run):
             exact=True,
             before=drawn.begin,
             generators=drawn.generators,
-            pieces=self._pieces,
+            segments=self._segments,
         )
 
 
@@ -196,8 +196,8 @@ class ReplayedBackward(Run):
 
     def __init__(self, compiled: CompiledGraph, step: Step, states: Sequence[int]) -> None:
         super().__init__(compiled)
-        self._pieces = compiled.pieces
-        self._plain = compiled.call if compiled.pieces is None else compiled.pieces.body
+        self._segments = compiled.segments
+        self._plain = compiled.call if compiled.segments is None else compiled.segments.body
         self._step = step
         self._states = states
         self._key = object()
@@ -253,8 +253,8 @@ class ReplayedBackward(Run):
         fixed = [number for number, each in enumerate(arguments) if _stays(slot, each)]
 
         def capture() -> Captured:
-            graphs, pool, pieces = self._step.graphs, slot.pool, self._pieces
-            return Captured(self._plain, arguments, fixed, sys.maxsize, graphs, pool, exact=False, pieces=pieces)
+            graphs, pool, segments = self._step.graphs, slot.pool, self._segments
+            return Captured(self._plain, arguments, fixed, sys.maxsize, graphs, pool, exact=False, segments=segments)
 
         captured, nbytes = self._step.captured(slot.size, capture)
         if captured is not None:

@@ -21,7 +21,7 @@ from torch._guards import TracingContext
 from torch.utils.checkpoint import checkpoint
 
 import fusepass
-from fusepass.compile import pieces
+from fusepass.compile import segments
 from fusepass.errors import FusepassWarning
 from fusepass.garbage import collector_paused
 from fusepass.patterns.effects import drawn_before, draws
@@ -146,8 +146,8 @@ class Steps:
         self.steps: list[Step] = []
         self._asked = asked
         if large is not None:
-            monkeypatch.setattr(pieces, "LARGE", large)
-        self.cuts: list[pieces.Cut | None] = []
+            monkeypatch.setattr(segments, "LARGE", large)
+        self.cuts: list[segments.Cut | None] = []
         monkeypatch.setattr("fusepass.training.replayed_steps.step_obstacle", _symbolic)
         monkeypatch.setattr("fusepass.training.replayed_steps.CudaGraphs", lambda device: self.graphs)
         torch._dynamo.reset()
@@ -186,14 +186,14 @@ class Steps:
                 arguments.clear()
                 return graph(*values)
 
-            where = pieces.find_cut(graph.graph, sys.maxsize if backward else visible)
+            where = segments.find_cut(graph.graph, sys.maxsize if backward else visible)
             self.cuts.append(where)
             made: Any = SimpleNamespace(
                 call=call,
                 without_python=lambda: (call, ()),
                 before=graph,
                 calls=100,
-                pieces=None if where is None else pieces.pieces_of(graph, where),
+                segments=None if where is None else segments.segments_of(graph, where),
             )
             if backward:
                 run = replayed_backward(made, step)

@@ -1,4 +1,4 @@
-"""Graphs of a training step in pieces: what is run before and behind the others, and that all together do what the whole does."""
+"""Graphs of a training step in segments: what is run before and behind the others, and that all together do what the whole does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fusepass.compile import pieces
-from fusepass.compile.pieces import find_cut, pieces_of
+from fusepass.compile import segments
+from fusepass.compile.segments import find_cut, segments_of
 
 aten = torch.ops.aten
 ROWS, WIDTH = 4, 500
@@ -21,7 +21,7 @@ LARGE = 4 * ROWS * WIDTH
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "LARGE", LARGE)
+    monkeypatch.setattr(segments, "LARGE", LARGE)
 
 
 class Writer:
@@ -43,12 +43,12 @@ class Writer:
         return fx.GraphModule({}, self.graph)
 
 
-def run_pieces(module: fx.GraphModule, arguments: Sequence[Tensor], visible: int = sys.maxsize) -> pieces.Pieces:
-    """The pieces, which give what `module` does."""
+def run_segments(module: fx.GraphModule, arguments: Sequence[Tensor], visible: int = sys.maxsize) -> segments.Segments:
+    """The segments, which give what `module` does."""
     wanted = module(*arguments)
     cut = find_cut(module.graph, visible)
     assert cut is not None
-    made = pieces_of(module, cut)
+    made = segments_of(module, cut)
     given, early = made.begin(arguments)
     found = made.end(arguments, early, made.body(given))
     assert len(found) == len(wanted)
@@ -68,18 +68,18 @@ def test_what_reads_a_large_gradient_comes_first() -> None:
     inner = write(aten.mm.default, write(aten.slice.Tensor, padded, 1, 0, WIDTH), weight)
     outer = write(aten.mm.default, write(aten.t.default, gradient), x)
     rest = write(aten.mul.Tensor, write(aten.tanh.default, x), inner)
-    made = run_pieces(write.module(rest, outer), write.arguments)
+    made = run_segments(write.module(rest, outer), write.arguments)
     assert (made.early, made.late, made.unread) == ([1], [], [1, 2])
     given, _ = made.begin(write.arguments)
     assert [tuple(each.shape) for each in given] == [(ROWS, 8), (0,), (0,), (ROWS, 8)]
 
 
-def test_an_operator_of_several_results_is_in_one_piece() -> None:
+def test_an_operator_of_several_results_is_in_one_segment() -> None:
     write = backward()
     x, _, gradient = write.nodes.values()
     both = write(aten.var_mean.correction, gradient, [1])
     variance, mean = (write(operator.getitem, both, place) for place in range(2))
-    made = run_pieces(
+    made = run_segments(
         write.module(write(aten.mul.Tensor, x, write(aten.unsqueeze.default, mean, 1)), variance), write.arguments
     )
     assert made.early == [1]
@@ -113,7 +113,7 @@ def test_what_makes_a_large_result_comes_last() -> None:
     saved = write(aten.tanh.default, x)
     logits = write(aten.view.default, write(aten.mm.default, saved, weight), [2, 2, WIDTH])
     module = write.module(logits, write(aten.sum.default, x), saved)
-    made = run_pieces(module, write.arguments, visible=2)
+    made = run_segments(module, write.arguments, visible=2)
     assert (made.head, made.early, made.late, made.asked) == (None, [], [0], 1)
     assert made.body([*write.arguments])[0] is None
 

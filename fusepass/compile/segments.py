@@ -1,4 +1,4 @@
-"""A graph of a training step in pieces, for CUDA graphs: what a caller gives and gets of large tensors is launched around the replay.
+"""A graph of a training step in segments, for CUDA graphs: what a caller gives and gets of large tensors is launched around the replay.
 
 A replay reads and writes memory of its own, to and from which such tensors would be copied. So the last operators of forward, which
 give logits, say, and the first ones of backward, which read their gradient, stay outside.
@@ -48,7 +48,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Segments:
     """A graph as up to three functions, one after another.
 
     Attributes:
@@ -163,7 +163,7 @@ def _nbytes(node: fx.Node) -> int:
     return sum(value.numel() * value.itemsize for value in values if isinstance(value, torch.Tensor))
 
 
-def pieces_of(module: fx.GraphModule, cut: Cut) -> Pieces:
+def segments_of(module: fx.GraphModule, cut: Cut) -> Segments:
     """The functions of a graph that was `cut`."""
     graph = module.graph
     arguments = graph.find_nodes(op="placeholder")
@@ -179,7 +179,7 @@ def pieces_of(module: fx.GraphModule, cut: Cut) -> Pieces:
     for_body, for_tail = passed(cut.head, {*body}), passed(body, cut.tail)
     own = [None if result in cut.head | cut.tail else result for result in results]
     function = partial(_function, module, order)
-    return Pieces(
+    return Segments(
         head=function(arguments, cut.head, [*for_body, *(results[place] for place in early)]) if cut.head else None,
         body=function([*arguments, *for_body], body, [*own, *for_tail]),
         tail=function([*arguments, *for_tail], cut.tail, [results[place] for place in late]) if cut.tail else None,
