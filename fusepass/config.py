@@ -106,8 +106,6 @@ class Config:
             ``"original"``, the model's own, with a warning (``FUSEPASS_METHODS``).
         memory_budget: the share, from 0 to 1, of what forward would save for backward that it may: the smaller, the more is computed again.
             As ``torch._functorch.config.activation_memory_budget``; of both, the smaller one counts (``FUSEPASS_MEMORY_BUDGET``).
-        reuse_memory: whether kernels write large results over memory that nobody reads any more, which lowers the peak. They may take longer, as less
-            is promised to their compiler (``FUSEPASS_REUSE_MEMORY``).
         compile: when a call of a new signature is compiled: ``"first"``, before that call, which waits for it, or ``"background"``, beside the
             program, whose calls run the original operators until it is done (``FUSEPASS_COMPILE``).
         progress: show on stderr how far a compilation is that takes long; None does so where stderr is a terminal.
@@ -133,7 +131,6 @@ class Config:
     training: str = "fused"
     methods: str = "fused"
     memory_budget: float = 1.0
-    reuse_memory: bool = False
     compile: str = "first"
     progress: bool | None = None
 
@@ -165,7 +162,6 @@ class Config:
             raise ValueError(f"tune_budget is {budget!r}; allowed is a number of seconds from 0 on, inf, or None")
         for option, allowed in (
             ("debug", (True, False)),
-            ("reuse_memory", (True, False)),
             ("cuda_graphs", (True, False, "auto")),
             ("progress", (True, False, None)),
         ):
@@ -215,7 +211,6 @@ class Options(TypedDict, total=False):
     training: Literal["fused", "eager"]
     methods: Literal["original", "fused"]
     memory_budget: float
-    reuse_memory: bool
     compile: Literal["first", "background"]
     progress: bool | None
 
@@ -373,7 +368,6 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "training": ("FUSEPASS_TRAINING", _among(TRAINING)),
     "methods": ("FUSEPASS_METHODS", _among(METHODS)),
     "memory_budget": ("FUSEPASS_MEMORY_BUDGET", _share),
-    "reuse_memory": ("FUSEPASS_REUSE_MEMORY", _flag),
     "compile": ("FUSEPASS_COMPILE", _among(COMPILE)),
 }
 

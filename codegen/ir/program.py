@@ -320,8 +320,7 @@ class Program:
 
     `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. An output may name an input or anchor
     buffer's twin only through a store: every output buffer is written by exactly one kernel. `updates` are pairs of an output and an input
-    that the caller would have it written over; `dying` are inputs, and results of library calls, whose memory
-    nobody reads behind the program and whose place outputs may take.
+    that the caller would have it written over; `dying` are inputs whose memory nobody reads behind the program.
     """
 
     name: str

@@ -7,7 +7,7 @@ from math import inf
 
 from fusepass.codegen.ir.expr import Gather, Load, Window, walk
 from fusepass.codegen.ir.outline import Outline
-from fusepass.codegen.ir.program import Buffer, Kernel, Program, Ref, Role
+from fusepass.codegen.ir.program import ANCHOR_TARGETS, Buffer, Kernel, Program, Ref, Role
 from fusepass.codegen.ir.transpose import near_step
 
 LEAST_BYTES = 1 << 16
@@ -29,14 +29,15 @@ def written_over(program: Program) -> tuple[tuple[str, str], ...]:
 
 
 def recycled(program: Program) -> tuple[tuple[str, str], ...]:
-    """Outputs that may take the memory of what is `dying` in this program; each with that buffer.
+    """Outputs that may take the memory of what a library call gave to this program alone, or of one of its `dying` inputs; each with that buffer.
 
     An output needs memory of the same size and type, and the kernel that writes it is as `written_over` says.
     """
     if isinstance(program, Outline):
         return program.recycled
+    made = [call.result for call in program.calls if call.target in ANCHOR_TARGETS]
     read = frozenset[str]().union(*(kernel.reads for kernel in program.kernels)) - {*program.outputs}
-    free = [program.buffer(name) for name in program.dying if name in read]
+    free = [program.buffer(name) for name in (*made, *program.dying) if name in read]
     if not free or any(kernel.checks for kernel in program.kernels):
         return ()
     pairs: dict[str, str] = {}

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import ANCHOR_TARGETS, Program, Role
+from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they register
     activations,
     anchors,
@@ -105,7 +105,7 @@ def lower(
     tf32: bool = False,
     wide: bool = False,
     updates: Mapping[int, str] | None = None,
-    dying: Collection[str] | None = None,
+    dying: Collection[str] = (),
     builder: Builder | None = None,
 ) -> tuple[Program, Builder]:
     """The program of a region.
@@ -119,7 +119,7 @@ def lower(
         tf32: whether the library rounds the operands of that convolution to TF32.
         wide: whether variances are kept in double, as eager's are on a CPU; only C++ kernels take no longer for that.
         updates: for outputs that are to be written over placeholders, by number, the names of these.
-        dying: the names of placeholders whose memory nobody reads behind the region; None where no result is to take any memory but its own.
+        dying: the names of placeholders whose memory nobody reads behind the region.
         builder: interns the expressions; a new one by default.
 
     Returns:
@@ -160,12 +160,8 @@ def lower(
     order = {role: number for number, role in enumerate(Role)}
     buffers = sorted(context.buffers, key=lambda buffer: order[buffer.role])
     over = tuple((outputs[number], read_from[label]) for number, label in (updates or {}).items())
-    last: list[str] = []
-    if dying is not None:
-        last = [call.result for call in context.calls if call.target in ANCHOR_TARGETS]
-        last += [read_from[label] for label in names if label in dying]
-    calls, kernels = tuple(context.calls), tuple(context.kernels)
-    program = Program(name, tuple(buffers), tuple(inputs), outputs, calls, kernels, over, tuple(last))
+    kernels, last = tuple(context.kernels), tuple(read_from[label] for label in names if label in dying)
+    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), kernels, over, last)
     return program, context.builder
 
 

@@ -332,8 +332,7 @@ def _compiled(
         write_lists_in_place(direct)
         write_rows_in_place(direct)
         gather_writes(direct)
-        if current().reuse_memory:
-            reuse_memory(direct.graph)
+        reuse_memory(direct.graph)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
         for each in {*fused.values(), *seen.values(), *called.values(), *kept_regions}:
@@ -520,8 +519,7 @@ def _is_settled(work: Work) -> bool:
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
-    written = updates_of(graph.graph, regions)
-    dying = dying_inputs(regions) if current().reuse_memory else {}
+    written, dying = updates_of(graph.graph, regions), dying_inputs(regions)
     return [
         Work(
             region,
@@ -529,7 +527,7 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
             _constants(graph, region),
             exact,
             written.get(region, {}),
-            dying.get(region),
+            dying[region],
             anew=functools.partial(subgraph, graph, region),
         )
         for region in regions

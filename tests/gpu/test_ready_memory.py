@@ -24,9 +24,9 @@ class LongRows(nn.Module):
 
 @pytest.fixture
 def ready() -> Iterator[tuple[OptimizedModule, Tensor]]:
-    """A model whose calls are launched, without Python, and an input."""
+    """A model whose calls need no Python, and an input."""
     fast_path.wait()
-    optimised = fusepass.optimize(LongRows(), tune="off", cuda_graphs=False)
+    optimised = fusepass.optimize(LongRows(), tune="off")
     x = torch.randn(4, 1 << 20, device="cuda")
     with torch.no_grad():
         for _ in range(8):

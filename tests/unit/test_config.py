@@ -93,7 +93,6 @@ def test_defaults() -> None:
         ("FUSEPASS_TRAINING", "Eager", "training", "eager"),
         ("FUSEPASS_METHODS", "original", "methods", "original"),
         ("FUSEPASS_MEMORY_BUDGET", "0.5", "memory_budget", 0.5),
-        ("FUSEPASS_REUSE_MEMORY", "1", "reuse_memory", True),
     ],
 )
 def test_the_environment_sets_options_when_they_are_asked_for(

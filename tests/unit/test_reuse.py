@@ -23,7 +23,7 @@ from fusepass.codegen.ir import updates
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, Index, axis_index
-from fusepass.codegen.ir.program import ANCHOR_TARGETS, Buffer, Kernel, LibraryCall, Program, Ref, Role, Store, Team
+from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.updates import read_in_place, recycled
 from fusepass.codegen.outlines import outline_data, outline_of
 from fusepass.codegen.render import render
@@ -72,11 +72,9 @@ LATER = buffer("later", Role.OUTPUT)
 
 
 def program(*kernels: Kernel, buffers: tuple[Buffer, ...] = (X, Y, OUT), **changes: Any) -> Program:
-    """As `lower` makes it where memory may be taken again."""
     outputs = tuple(each.name for each in buffers if each.role is Role.OUTPUT)
-    made = replace(Program("p", buffers, ("x", "y"), outputs, (), kernels, (), ("y",)), **changes)
-    given = [call.result for call in made.calls if call.target in ANCHOR_TARGETS]
-    return replace(made, dying=(*given, *made.dying))
+    made = Program("p", buffers, ("x", "y"), outputs, (), kernels, (), ("y",))
+    return replace(made, **changes)
 
 
 SUM = sum_of("out", "x", "y")
@@ -209,7 +207,7 @@ def poisoned(*described: Any) -> Tensor:
 
 @contextmanager
 def noted(on: bool = True) -> Iterator[list[str]]:
-    """While open, models are optimised with memory that is taken again, or that is not; gets what was taken. New memory is poisoned."""
+    """While open, models are optimised with memory that is taken again, or that is not; gets what was taken. New memory is not what it was."""
     found: list[str] = []
     reusing = FusedRegion.reusing
 
@@ -219,7 +217,8 @@ def noted(on: bool = True) -> Iterator[list[str]]:
         return made
 
     with (
-        override(tune="off", debug=True, reuse_memory=on),
+        override(tune="off", debug=True),
+        mock.patch.object(updates, "LEAST_BYTES", 1 if on else 1 << 60),
         mock.patch.dict(operators.EMPTY, cpu=poisoned),
         mock.patch.object(FusedRegion, "reusing", noting),
     ):
