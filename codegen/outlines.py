@@ -8,7 +8,7 @@ from typing import Any
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.outline import Outline
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
-from fusepass.codegen.ir.updates import recycled, written_over
+from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.plain import UNKNOWN, decode, encode
 from fusepass.codegen.source import Source, Target
 
@@ -30,7 +30,6 @@ def outline_data(program: Program) -> dict[str, Any]:
         "passed": [each.name for each in program.arguments],
         "calls": [_call(call) for call in program.calls],
         "updates": [list(pair) for pair in written_over(program)],
-        "recycled": [list(pair) for pair in recycled(program)],
     }
 
 
@@ -41,10 +40,9 @@ def outline_of(data: Mapping[str, Any]) -> Outline:
         for name, dtype, shape, strides, role in data["buffers"]
     )
     calls = tuple(map(_call_of, data["calls"]))
-    updates, over = (tuple((output, taken) for output, taken in data[pairs]) for pairs in ("updates", "recycled"))
+    updates = tuple((output, updated) for output, updated in data["updates"])
     return Outline(
-        data["program"], buffers, tuple(data["inputs"]), tuple(data["outputs"]), calls, (), updates,
-        passed=tuple(data["passed"]), recycled=over,
+        data["program"], buffers, tuple(data["inputs"]), tuple(data["outputs"]), calls, (), updates, tuple(data["passed"])
     )  # fmt: skip
 
 

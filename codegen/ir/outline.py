@@ -14,11 +14,9 @@ class Outline(Program):
 
     Attributes:
         passed: names of the buffers that the entry takes.
-        recycled: as `fusepass.codegen.ir.updates.recycled` found it.
     """
 
     passed: tuple[str, ...] = ()
-    recycled: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def arguments(self) -> tuple[Buffer, ...]:

@@ -320,7 +320,7 @@ class Program:
 
     `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. An output may name an input or anchor
     buffer's twin only through a store: every output buffer is written by exactly one kernel. `updates` are pairs of an output and an input
-    that the caller would have it written over; `dying` are inputs whose memory nobody reads behind the program.
+    that the caller would have it written over.
     """
 
     name: str
@@ -330,7 +330,6 @@ class Program:
     calls: tuple[LibraryCall, ...]
     kernels: tuple[Kernel, ...]
     updates: tuple[tuple[str, str], ...] = ()
-    dying: tuple[str, ...] = ()
     _table: dict[str, Buffer] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:

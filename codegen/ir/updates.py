@@ -1,17 +1,12 @@
-"""Outputs that may have the memory of what is read: where nothing reads what is overwritten any more, and nothing is done again."""
+"""Outputs that may be written over inputs: where nothing reads what is overwritten any more, and nothing is done again."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from fusepass.codegen.ir.expr import Gather, Load, Window, walk
 from fusepass.codegen.ir.outline import Outline
-from fusepass.codegen.ir.program import ANCHOR_TARGETS, Buffer, Kernel, Program, Ref, Role
-from fusepass.codegen.ir.transpose import near_step
-
-LEAST_BYTES = 1 << 16
-"""Of an output that is worth another buffer's memory: small ones are allocated ahead of the call (`fusepass.runtime.fast_path`)."""
+from fusepass.codegen.ir.program import Kernel, Program, Ref
 
 
 def written_over(program: Program) -> tuple[tuple[str, str], ...]:
@@ -25,41 +20,12 @@ def written_over(program: Program) -> tuple[tuple[str, str], ...]:
         return program.updates
     if any(kernel.checks for kernel in program.kernels):
         return ()
-    return tuple(pair for pair in program.updates if _lie_alike(program, *pair) and _is_last(program, *pair))
-
-
-def recycled(program: Program) -> tuple[tuple[str, str], ...]:
-    """Outputs that may take the memory of what a library call gave to this program alone, or of one of its `dying` inputs; each with that buffer.
-
-    An output needs memory of the same size and type, and the kernel that writes it is as `written_over` says.
-    """
-    if isinstance(program, Outline):
-        return program.recycled
-    made = [call.result for call in program.calls if call.target in ANCHOR_TARGETS]
-    read = frozenset[str]().union(*(kernel.reads for kernel in program.kernels)) - {*program.outputs}
-    free = [program.buffer(name) for name in (*made, *program.dying) if name in read]
-    if not free or any(kernel.checks for kernel in program.kernels):
-        return ()
-    pairs: dict[str, str] = {}
-    for output in map(program.buffer, program.outputs):
-        if output.role is Role.OUTPUT and output.name not in dict(program.updates) and output.nbytes >= LEAST_BYTES:
-            writer = next(kernel for kernel in program.kernels if output.name in kernel.writes)
-            fitting = (
-                each
-                for each in free
-                if _fits(output, each)
-                and _is_last(program, output.name, each.name)
-                and (each.name not in writer.reads or _runs_along_memory(writer))
-            )
-            if (found := next(fitting, None)) is not None:
-                free.remove(found)
-                pairs[output.name] = found.name
-    return tuple(pairs.items())
+    return tuple(pair for pair in program.updates if _is_last(program, *pair))
 
 
 def read_in_place(program: Program) -> frozenset[str]:
     """The buffers that may be the same memory in the kernel that reads one element by element and writes the other."""
-    pairs = (*written_over(program), *recycled(program))
+    pairs = written_over(program)
     return frozenset(
         name
         for kernel in program.kernels
@@ -69,21 +35,11 @@ def read_in_place(program: Program) -> frozenset[str]:
     )
 
 
-def _lie_alike(program: Program, output: str, updated: str) -> bool:
-    lie = [(buffer.dtype, buffer.shape, buffer.strides) for buffer in map(program.buffer, (output, updated))]
-    return lie[0] == lie[1]
-
-
-def _fits(output: Buffer, other: Buffer) -> bool:
-    """Whether the memory of `other` is that of `output`, whatever their shapes: neither has gaps or elements that share memory."""
-    dense = all(buffer.extent == buffer.numel for buffer in (output, other))
-    return dense and (output.dtype, output.numel) == (other.dtype, other.numel)
-
-
 def _is_last(program: Program, output: str, updated: str) -> bool:
+    lie = [(buffer.dtype, buffer.shape, buffer.strides) for buffer in map(program.buffer, (output, updated))]
     in_calls = {value.buffer for call in program.calls for value in call.args if isinstance(value, Ref)}
     writers = [number for number, kernel in enumerate(program.kernels) if output in kernel.writes]
-    if updated in in_calls or len(writers) != 1:
+    if lie[0] != lie[1] or updated in in_calls or len(writers) != 1:
         return False
     (last,) = writers
     kernel, behind = program.kernels[last], program.kernels[last + 1 :]
@@ -95,23 +51,12 @@ def _is_last(program: Program, output: str, updated: str) -> bool:
 
 
 def _is_in_place(kernel: Kernel, output: str, updated: str) -> bool:
-    """Whether all that `kernel` reads of `updated` is the element that it writes to `output`, behind all else that it writes for each element."""
-    if kernel.anchor is not None or kernel.partials is not None or not kernel.stores:
+    """Whether all that `kernel` reads of `updated` is the element that it writes to `output`, which is all that it writes for each element."""
+    if kernel.anchor is not None or kernel.partials is not None or len(kernel.stores) != 1:
         return False
-    *_, store = kernel.stores
+    (store,) = kernel.stores
     nodes = (*kernel.nodes, *walk(*(each.value for each in kernel.once)))
     if any(isinstance(node, Window) for node in nodes):  # of which neighbouring blocks compute the same elements
         return False
     read = [node for node in nodes if isinstance(node, Load | Gather) and node.buffer == updated]
     return store.buffer == output and all(isinstance(node, Load) and node.index == store.index for node in read)
-
-
-def _runs_along_memory(kernel: Kernel) -> bool:
-    """Whether an axis, of the columns if there are any, has neighbouring points in neighbouring memory wherever it is stored or read.
-
-    Else blocks may compute the same elements, to store whole sectors, where nothing is written over what it is made of.
-    """
-    *_, store = kernel.stores
-    along = next((axis for axis in kernel.cols or kernel.rows if near_step(store.index, axis) == 1), None)
-    places = [*(each.index for each in kernel.stores), *(each.index for each in kernel.loads())]
-    return along is not None and all(near_step(place, along) in (1, inf) for place in places)

@@ -105,7 +105,6 @@ def lower(
     tf32: bool = False,
     wide: bool = False,
     updates: Mapping[int, str] | None = None,
-    dying: Collection[str] = (),
     builder: Builder | None = None,
 ) -> tuple[Program, Builder]:
     """The program of a region.
@@ -119,7 +118,6 @@ def lower(
         tf32: whether the library rounds the operands of that convolution to TF32.
         wide: whether variances are kept in double, as eager's are on a CPU; only C++ kernels take no longer for that.
         updates: for outputs that are to be written over placeholders, by number, the names of these.
-        dying: the names of placeholders whose memory nobody reads behind the region.
         builder: interns the expressions; a new one by default.
 
     Returns:
@@ -160,8 +158,8 @@ def lower(
     order = {role: number for number, role in enumerate(Role)}
     buffers = sorted(context.buffers, key=lambda buffer: order[buffer.role])
     over = tuple((outputs[number], read_from[label]) for number, label in (updates or {}).items())
-    kernels, last = tuple(context.kernels), tuple(read_from[label] for label in names if label in dying)
-    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), kernels, over, last)
+    kernels = tuple(context.kernels)
+    program = Program(name, tuple(buffers), tuple(inputs), outputs, tuple(context.calls), kernels, over)
     return program, context.builder
 
 

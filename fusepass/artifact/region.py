@@ -75,7 +75,6 @@ def region_data(
         "used": list(region.used),
         "exact": sorted(region.exact),
         "written": sorted(region.written.items()),
-        "dying": sorted(region.dying),
         "code": _code(region.generated, region.library, libraries),
         "conversions": {
             name: {"inputs": _metas(each.inputs), "code": _code(each.generated, each.library, libraries)}
@@ -124,7 +123,7 @@ def region_of(
     return FusedRegion(
         data["name"], generated, library, given, data["used"], where,
         _original(data["operators"], results, written, constants, device), fallbacks, conversions, data["exact"], results, written,
-        data["dying"], unaligned=unaligned,
+        unaligned=unaligned,
     )  # fmt: skip
 
 

@@ -257,7 +257,6 @@ def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> tup
         tf32=tf32,
         wide=facts.target is Target.CPU,
         updates=updates,
-        dying=[labels[number] for number in work.dying],
         builder=work.common.builder,
     )
     return program, {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}

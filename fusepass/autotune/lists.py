@@ -115,7 +115,7 @@ def _outline(work: Work, program: Program, members: Sequence[_MemberOf]) -> Outl
             (results[region.outputs[number]].name, write.all_input_nodes[0].name)
             for number, write in work.updates.items()
         ),
-        passed=tuple(every[member.named(program)[each.name]].name for member in members for each in program.arguments),
+        tuple(every[member.named(program)[each.name]].name for member in members for each in program.arguments),
     )
 
 

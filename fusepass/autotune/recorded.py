@@ -122,7 +122,6 @@ def _key(work: Work, facts: DeviceFacts) -> str | None:
             "region": [work.region.name, *(node.name for node in graph.nodes)],
             "operators": repr(work.kind),
             "updates": [[number, write.all_input_nodes[0].name] for number, write in sorted(work.updates.items())],
-            "dying": [*work.dying],
             "device": repr(facts),
             "options": [config.tune, config.max_builds, sorted(config.disable)],
             "precision": [library_rounds(work.graph, facts), *precision()],

@@ -88,7 +88,6 @@ class Work:
         constants: those inputs that are numbers fixed at capture, with their values.
         exact_inputs: whether each call gives the graph's inputs with the strides that they are described with.
         updates: by the numbers of its outputs, the writes at the graph's end that alone read them; see `fusepass.compile.writes.updates_of`.
-        dying: the numbers of its inputs whose memory nobody reads behind it; see `fusepass.compile.reuse`.
         anew: makes `graph` once more, for what is generated after that was let go of; None where nobody keeps what it is made of.
         record_key: under which `fusepass.autotune.recorded` is to keep what is generated of it; None where it need not.
         common: what its candidates have in common, where some are being generated.
@@ -112,7 +111,6 @@ class Work:
     constants: dict[fx.Node, torch.Tensor]
     exact_inputs: bool = False
     updates: Mapping[int, fx.Node] = field(default_factory=dict)
-    dying: Sequence[int] = ()
     anew: Callable[[], fx.GraphModule] | None = None
     record_key: str | None = None
     common: Common = field(default_factory=Common, init=False, repr=False)

@@ -12,7 +12,7 @@ def note_alike(works: Sequence[Work]) -> None:
     """Tell each of `works` that is like an earlier one of them so."""
     known: dict[Hashable, Work] = {}
     for work in works:
-        first = known.setdefault((work.kind, *work.dying), work)
+        first = known.setdefault(work.kind, work)
         work.like = None if first is work else first
 
 

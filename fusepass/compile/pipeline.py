@@ -50,7 +50,6 @@ from fusepass.compile.layout_propagation import hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.multiply_add import spell_out
 from fusepass.compile.padded_products import pad_products
-from fusepass.compile.reuse import dying_inputs, reuse_memory
 from fusepass.compile.segments import Segments, find_cut, segments_of
 from fusepass.compile.splice import empty_arguments, keep_code, only_call, splice, subgraph, with_targets
 from fusepass.compile.summary import summary
@@ -332,7 +331,6 @@ def _compiled(
         write_lists_in_place(direct)
         write_rows_in_place(direct)
         gather_writes(direct)
-        reuse_memory(direct.graph)
         kept_regions = use_layouts(direct.graph, exact_inputs=exact_inputs, visible=visible)
         gather_draws(direct.graph)
         for each in {*fused.values(), *seen.values(), *called.values(), *kept_regions}:
@@ -519,7 +517,7 @@ def _is_settled(work: Work) -> bool:
 
 
 def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
-    written, dying = updates_of(graph.graph, regions), dying_inputs(regions)
+    written = updates_of(graph.graph, regions)
     return [
         Work(
             region,
@@ -527,7 +525,6 @@ def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> lis
             _constants(graph, region),
             exact,
             written.get(region, {}),
-            dying[region],
             anew=functools.partial(subgraph, graph, region),
         )
         for region in regions

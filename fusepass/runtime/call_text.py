@@ -15,7 +15,7 @@ from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Target
 from fusepass.runtime.fast_path import Launch
 from fusepass.runtime.meta import Meta, with_strides
-from fusepass.runtime.operators import EMPTY, gives_contiguous, reinterpret, shorter
+from fusepass.runtime.operators import EMPTY, gives_contiguous, shorter
 from fusepass.runtime.pages import LEAST_BYTES, prefer_large
 
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
@@ -52,7 +52,6 @@ def call_text(
     used: Sequence[int],
     exact: Collection[int],
     written: Mapping[int, int],
-    reused: Mapping[int, str],
     conversions: Mapping[str, Callable[..., Any]],
     size_numbers: int | None,
     of_list: bool,
@@ -72,7 +71,7 @@ def call_text(
         names[call.result] = f"c{number}"
         head += _library_call(program, call, number, names, conversions, scope)
     given = [*arguments, *(f"c{number}" for number in range(len(program.calls)))]
-    body, launch = _launch(program, outputs, given, names, written, reused, size_numbers, scope)
+    body, launch = _launch(program, outputs, given, names, written, size_numbers, scope)
     pointers, passed, from_outside, there = _pointers(program, names, targets)
     body += pointers
     body.append("call = entry")
@@ -86,10 +85,6 @@ def call_text(
         scope["pack"] = Struct(f"{len(passed)}P").pack
         passed, launch = [f"pack({', '.join(passed)})"], None
     elif from_outside:
-        over = [names[name] for name in reused.values() if program.buffer(name).role is Role.INPUT]
-        if over:  # what is written is aligned in either library
-            bits = " | ".join(f"{label}.data_ptr()" for label in over)
-            body.append(f"if ({bits}) & {_VECTOR - 1}: {plainly}")
         body.append(f"if ({' | '.join(from_outside)}) & {_VECTOR - 1}:")
         if targets:
             body.append(f"    {plainly}")
@@ -195,7 +190,6 @@ def _launch(
     given: Sequence[str],
     names: dict[str, str],
     written: Mapping[int, int],
-    reused: Mapping[int, str],
     numbers: int | None,
     scope: dict[str, Any],
 ) -> tuple[list[str], Launch | None]:
@@ -207,12 +201,6 @@ def _launch(
         if number in written:
             names[name] = given[written[number]]
             places[name] = 0, written[number], 0
-            continue
-        if number in reused:
-            label, places[name], names[name] = names[reused[number]], places[reused[number]], f"o{number}"
-            made.append((meta.shape, meta.strides, given.index(label)))
-            scope["reinterpret"] = reinterpret
-            body.append(f"o{number} = reinterpret({label}, {meta.shape}, {meta.strides}, 0)")
             continue
         places[name] = 1, len(made), 0
         made.append((meta.shape, meta.strides, meta.dtype))

@@ -27,7 +27,6 @@ from fusepass.codegen import build, cache, cache_entry, toolchain
 from fusepass.codegen.key import cache_key
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
-from fusepass.runtime.operators import reinterpret
 from fusepass.structure import PLAIN, Template, is_record
 
 _SMALL_RESULTS = 1 << 16
@@ -216,7 +215,7 @@ class Launch:
 
     Attributes:
         inputs: how many tensors it takes.
-        outputs: shape and strides of each result, and its type, or the number of the input whose memory it takes.
+        outputs: shape, strides and type of each result.
         single: whether it gives one tensor instead of a tuple.
         workspace: shape, strides and type of the memory for temporaries; None without any.
         places: for each pointer of the entry 0 and the number of an input, 1 and that of an output, or 2 and an offset into
@@ -265,15 +264,14 @@ def launcher(
         return plain
     cuda = device.type == "cuda"
     alone = not cuda or torch.cuda.device_count() == 1
-    fresh = all(isinstance(dtype, torch.dtype) for *_, dtype in launch.outputs)
     try:
         result: Callable[..., Any] = made.launcher(
             name, "fusepass.generated", plain, failed, empty, launch.outputs, launch.workspace,
             torch._C._cuda_getCurrentRawStream if cuda else None, None if alone else torch._C._cuda_getDevice,
             device.index or 0, address, launch.numbers or 0, launch.single, launch.inputs, launch.places,
             *_runtime(library if cuda else None),
-            fresh and sum(map(_nbytes, launch.outputs)) <= _SMALL_RESULTS, _nbytes(launch.workspace) <= _SMALL_WORKSPACE,
-            torch._C._increment_version, launch.written, reinterpret,
+            sum(map(_nbytes, launch.outputs)) <= _SMALL_RESULTS, _nbytes(launch.workspace) <= _SMALL_WORKSPACE,
+            torch._C._increment_version, launch.written,
         )  # fmt: skip
     except ValueError:  # more buffers than are worth it
         return plain

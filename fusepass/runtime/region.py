@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from fusepass.codegen import build
-from fusepass.codegen.ir.program import Program, Role
-from fusepass.codegen.ir.updates import recycled, written_over
+from fusepass.codegen.ir.program import Program
+from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.source import Source, Target
 from fusepass.errors import BuildError
 from fusepass.runtime.call_text import CallText, call_text
@@ -83,7 +83,6 @@ class FusedRegion:
         exact: positions of arguments that lie as the program has them in every call, so that none compares strides.
         outputs: what each output looks like; as the program has it unless it is told.
         written: arguments that outputs are written over, by the numbers of both; such an output is no result.
-        dying: positions of arguments whose memory nobody else owns or reads any more.
         unaligned: the library for inputs that are not aligned to 16 bytes; it is built when first needed where there is none.
     """
 
@@ -101,7 +100,6 @@ class FusedRegion:
         exact: Collection[int] = (),
         outputs: Sequence[Meta] | None = None,
         written: Mapping[int, int] | None = None,
-        dying: Collection[int] = (),
         unaligned: Any = None,
     ) -> None:
         program = generated.outline
@@ -119,7 +117,7 @@ class FusedRegion:
         self._unaligned_library = unaligned
         self._entry = Entry(library, generated.source, len(program.arguments))
         self.conversions = conversions or {}
-        self.used, self.exact, self.dying = used, exact, dying
+        self.used, self.exact = used, exact
 
     def __call__(self, *inputs: torch.Tensor) -> Result:
         return self.run(*inputs)
@@ -142,7 +140,7 @@ class FusedRegion:
         conversions = {name: conversion.run for name, conversion in self.conversions.items()}
         return call_text(
             self.generated.outline, self.generated.source.target, self.device, self.inputs, self.outputs, self.used,
-            self.exact, self.written, self.reused, conversions, self._entry.numbers, self.generated.source.of_list,
+            self.exact, self.written, conversions, self._entry.numbers, self.generated.source.of_list,
         )  # fmt: skip
 
     @functools.cached_property
@@ -160,7 +158,7 @@ class FusedRegion:
         same: dict[str, Any] = {
             "name": self.name, "generated": self.generated, "library": self.library, "inputs": self.inputs, "used": self.used,
             "device": self.device, "original": self.original, "fallbacks": self.fallbacks, "conversions": self.conversions,
-            "exact": self.exact, "outputs": self.outputs, "written": self.written, "dying": self.dying,
+            "exact": self.exact, "outputs": self.outputs, "written": self.written,
             "unaligned": self._unaligned_library,
         }  # fmt: skip
         return type(self)(**same | changes)
@@ -221,26 +219,6 @@ class FusedRegion:
         may_write = self.may_write
         written = {number: may_write[number] for number in outputs}
         return self._changed(original=_copying(self.run, written), written=written)
-
-    @property
-    def reused(self) -> dict[int, str]:
-        """The buffers whose memory results take, by the numbers of these: what library calls gave, and arguments that are `dying`."""
-        program = self.generated.outline
-        read = dict(zip(program.inputs, self.used, strict=True))
-        dying = {place for place in self.dying if self.used.count(place) == 1}
-        free = {name for _, name in recycled(program) if name not in read or read[name] in dying}
-        return {program.outputs.index(output): name for output, name in recycled(program) if name in free}
-
-    @property
-    def allocates(self) -> bool:
-        """Whether it gives each result memory of its own."""
-        program = self.generated.outline
-        return all(program.buffer(name).role is Role.OUTPUT for name in program.outputs)
-
-    def reusing(self, dying: Collection[int]) -> FusedRegion:
-        """This region, or what does as it where these arguments are `dying`."""
-        changed = self._changed(dying=dying)
-        return changed if changed.reused != self.reused else self
 
     def stay(self) -> None:
         """To be called when this region is what serves calls from now on: launches that come again and again are replayed."""

@@ -75,13 +75,12 @@ struct Launcher {
     PyObject* plain;
     PyObject* failed;     // takes a status and the arguments; gives the result of the call
     PyObject* empty;      // makes a tensor of what follows
-    PyObject* outputs;    // a tuple of tuples: shape, strides, type or the number of the input whose memory it is
+    PyObject* outputs;    // a tuple of tuples: shape, strides, type
     PyObject* workspace;  // such a tuple, or None
     PyObject* stream;     // gives the current stream of `device`; None on a CPU
     PyObject* current;    // gives the current device; None where there is one alone
     PyObject* device;     // its number
     PyObject* increment;  // takes tensors that were written
-    PyObject* reinterpret;  // takes a tensor, a shape and strides
     void* entry;
     void* numbers;
     Store store;
@@ -144,8 +143,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     void* stream = nullptr;
     if (!fill_stream(it, &stream)) return nullptr;
     const bool from_store = serves(store, stream);
-    PyObject* const results = from_store && store.ready > 0 ? store.results[--store.ready]
-                                                            : new_results(it->empty, it->outputs, it->reinterpret, arguments);
+    PyObject* const results = from_store && store.ready > 0 ? store.results[--store.ready] : new_results(it->empty, it->outputs);
     if (results == nullptr) return nullptr;
     PyObject* workspace = nullptr;
     bool borrowed = false;
@@ -229,21 +227,21 @@ inline void launcher_dealloc(PyObject* self) {
     launcher_clear(self);
     clear_store(reinterpret_cast<Launcher*>(self)->store);
     for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device,
-                            &it->increment, &it->reinterpret}) {
+                            &it->increment}) {
         Py_CLEAR(*held);
     }
     free_instance(self);
 }
 
 // Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places, capturing,
-// forget_error, stores_results, keeps_workspace, increment, written, reinterpret)
+// forget_error, stores_results, keeps_workspace, increment, written)
 inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places, *increment, *written, *reinterpret;
+    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places, *increment, *written;
     unsigned long long entry, numbers, capturing, forget_error;
     int single, inputs, stores_results, keeps_workspace;
-    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!O", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
+    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
                           &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places,
-                          &capturing, &forget_error, &stores_results, &keeps_workspace, &increment, &PyTuple_Type, &written, &reinterpret)) {
+                          &capturing, &forget_error, &stores_results, &keeps_workspace, &increment, &PyTuple_Type, &written)) {
         return nullptr;
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(places);
@@ -265,7 +263,6 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->current = Py_NewRef(current);
     it->device = Py_NewRef(device);
     it->increment = Py_NewRef(increment);
-    it->reinterpret = Py_NewRef(reinterpret);
     it->entry = reinterpret_cast<void*>(std::uintptr_t(entry));
     it->numbers = reinterpret_cast<void*>(std::uintptr_t(numbers));
     it->store.capturing = reinterpret_cast<int (*)(void*, int*)>(std::uintptr_t(capturing));

@@ -31,19 +31,13 @@ inline void clear_store(Store& store) {
     if (!store.lent) Py_CLEAR(store.workspace);
 }
 
-// The results of a call, which nobody has seen: a tuple of tensors; null with an exception set. One told by the number of an argument in place of
-// its type is that one's memory seen by `reinterpret`.
-inline PyObject* new_results(PyObject* empty, PyObject* outputs, PyObject* reinterpret = nullptr, PyObject* const* arguments = nullptr) {
+// The results of a call, which nobody has seen: a tuple of tensors; null with an exception set.
+inline PyObject* new_results(PyObject* empty, PyObject* outputs) {
     const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
     PyObject* const results = PyTuple_New(count);
     if (results == nullptr) return nullptr;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject* const told = PyTuple_GET_ITEM(outputs, i);
-        PyObject* const memory = PyTuple_GET_SIZE(told) == 3 ? PyTuple_GET_ITEM(told, 2) : Py_None;
-        PyObject* const made =
-            PyLong_Check(memory) ? PyObject_CallFunctionObjArgs(reinterpret, arguments[PyLong_AsLong(memory)], PyTuple_GET_ITEM(told, 0),
-                                                                PyTuple_GET_ITEM(told, 1), nullptr)
-                                 : PyObject_Call(empty, told, nullptr);
+        PyObject* const made = PyObject_Call(empty, PyTuple_GET_ITEM(outputs, i), nullptr);
         if (made == nullptr) {
             Py_DECREF(results);
             return nullptr;

@@ -18,7 +18,7 @@ import pytest
 
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.program import Buffer, Program, Role
-from fusepass.codegen.ir.updates import recycled, written_over
+from fusepass.codegen.ir.updates import written_over
 from fusepass.codegen.render.cuda.families import HEADERS
 from fusepass.codegen.source import Source
 from fusepass.codegen.toolchain import CUDA_FLAGS, include_directory
@@ -62,11 +62,10 @@ def emulate(
 
     Inputs are flat arrays that cover their buffer's extent; they start `shift` elements past a multiple of 16 bytes.
     Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input; an asynchronous copy
-    from outside of every buffer ends the process. With `in_place`, outputs that may have the memory of
-    inputs or of what the library gave do.
+    from outside of every buffer ends the process. With `in_place`, outputs that may be written over inputs are.
     """
     memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
-    for output, updated in (*written_over(program), *recycled(program)) if in_place else ():
+    for output, updated in written_over(program) if in_place else ():
         memory[updated].written = True
         memory[output] = memory[updated]
     library = ctypes.CDLL(str(_compiled(source)))

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from fusepass.runtime import fast_path
-from fusepass.runtime.operators import reinterpret
 
 _functions: list[object] = []  # an address does not keep one
 
@@ -64,6 +63,6 @@ def launch_of(status: int, seen: list[tuple[int | None, ...]], **changes: Any) -
         options["outputs"], ((64,), (1,), torch.uint8), options["stream"], options["current"], options["device"],
         address_of(entry, *[ctypes.c_void_p] * 6), 99, options["single"], 2,
         ((0, 1, 0), (1, 0, 0), (2, 0, 32), (0, 0, 0)), *options["runtime"], *options["small"], options["told"],
-        options["written"], reinterpret,
+        options["written"],
     )  # fmt: skip
     return launcher  # type: ignore[no-any-return]
