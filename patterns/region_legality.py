@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fusepass.patterns.dataflow import Candidate
+from fusepass.patterns.dataflow import Candidate, bits
+from fusepass.patterns.traffic import nbytes
 
 MOST_OPS = 200
 """Operators in one region: compile time of the generated source grows with it."""
 MOST_ARGUMENTS = 64
 """Inputs and outputs of one region: a kernel's parameters are limited."""
+MOST_HELD = 64 << 20
+"""Bytes that an anchor's operands may take beyond its result while the region waits for others."""
 
 
 def step_reason(candidate: Candidate) -> str | None:
@@ -37,6 +40,20 @@ def one_anchor(candidate: Candidate) -> str | None:
 
 def anchor_first(candidate: Candidate) -> str | None:
     return "would run before the region's convolution or matrix product" if candidate.before_anchor else None
+
+
+def anchor_soon(candidate: Candidate) -> str | None:
+    """A region waits for all that it reads. As a product for the gradient of tied weights would, until the other one is there, with the logits' gradient."""
+    flow, waits = candidate.flow, candidate.before & ~candidate.members
+    for index in bits(candidate.anchors):
+        latest, anchor = waits.bit_length() - 1, flow.units[index]
+        if latest < index:
+            continue
+        last = {base: (flow.readers[base] & ~candidate.members).bit_length() - 1 for base in anchor.bases}
+        held = sum(nbytes(base.meta["val"]) for base, reader in last.items() if reader < latest)
+        if held - sum(nbytes(value.meta["val"]) for value in anchor.values) >= MOST_HELD:
+            return "would keep in memory what its convolution or matrix product reads until a later operand is there"
+    return None
 
 
 def not_too_many_ops(candidate: Candidate) -> str | None:
@@ -66,6 +83,7 @@ REGION_CHECKS: tuple[Callable[[Candidate], str | None], ...] = (
     no_cycle,
     one_anchor,
     anchor_first,
+    anchor_soon,
     not_too_many_ops,
     not_too_many_arguments,
 )

@@ -513,3 +513,17 @@ def test_execution_order_covers_everything_once() -> None:
     inside = {node for region in parts.regions for node in region.nodes}
     assert len(order) == len(set(order)) == len(parts.regions) + len(graph.graph.nodes) - len(inside)
     assert order[-1] is graph.graph.output_node()
+
+
+@pytest.mark.parametrize(("columns", "joins"), [(64, True), (4096, False)], ids=["small", "large"])
+def test_a_product_waits_for_a_later_operand_only_where_that_holds_little_memory(columns: int, joins: bool) -> None:
+    """As the gradient of tied weights: that of the head could be there long before that of the embedding."""
+
+    def gradients(logits: torch.Tensor, features: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        head = logits @ features
+        late = torch.sort(x, 0).values  # runs as it is
+        return (head + late).tanh()
+
+    shapes = ((8192, columns), (columns, 4), (8192, 4))
+    parts = partition(traced(gradients, *map(torch.empty, shapes)))
+    assert any({"mm", "add"} <= {node.name for node in region.nodes} for region in parts.regions) is joins
