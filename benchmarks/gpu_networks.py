@@ -53,13 +53,15 @@ _INPUTS, _FEW_CALLS, _CALLS, _ROWS = 4, 4, 30, 2
 
 @dataclass(frozen=True)
 class Result:
-    """A network by way: milliseconds of a call on the device and until the host is through with it, MiB that it takes of the device beyond
-    the model and its inputs, and how far the first results are from float64's, relative to these."""
+    """A network by way: milliseconds of a call on the device and until the host is through with it; MiB beyond the model and its inputs that
+    are reserved and that are allocated at most, of which the latter leave out what CUDA graphs keep; how far the first results are from
+    float64's, relative to these."""
 
     name: str
     milliseconds: dict[str, float] = field(default_factory=dict)
     host_milliseconds: dict[str, float] = field(default_factory=dict)
     mebibytes: dict[str, float] = field(default_factory=dict)
+    allocated: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     first_seconds: dict[str, float] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -95,9 +97,8 @@ def _measure(
     torch._dynamo.reset()  # what an earlier way holds
     gc.collect()
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
     model = network.model(inputs[0].device)
-    own = torch.cuda.memory_reserved() - before
+    own, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     call = WAYS[way](model)
     run = partial(_step if network.train else _call, network, model, call)
     start = time.perf_counter()
@@ -114,7 +115,8 @@ def _measure(
     torch.cuda.reset_peak_memory_stats()
     found = run(inputs[0])
     torch.cuda.synchronize()
-    result.mebibytes[way] = (torch.cuda.max_memory_reserved() - before - own) / 2**20
+    result.mebibytes[way] = (torch.cuda.max_memory_reserved() - own) / 2**20
+    result.allocated[way] = (torch.cuda.max_memory_allocated() - allocated) / 2**20
     if exact is not None and isinstance(found, Tensor):
         result.errors[way] = float((found[: len(exact)].double() - exact).norm() / exact.norm())
     if isinstance(call, OptimizedModule):
@@ -167,7 +169,7 @@ def _process(network: Network, arguments: Sequence[str], seconds: float) -> Resu
 def _line(result: Result) -> str:
     times = "  ".join(f"{way} {each:7.3f}" for way, each in result.milliseconds.items())
     ratio = f"{result.over:5.2f}x" if result.over else "    -"
-    return f"{result.name:22}{ratio}  ms: {times}  MiB: { ({k: round(v) for k, v in result.mebibytes.items()}) }  {dict(result.problems) or ''}"
+    return f"{result.name:22}{ratio}  ms: {times}  MiB: { ({k: (round(v), round(result.allocated[k])) for k, v in result.mebibytes.items()}) }  {dict(result.problems) or ''}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
