@@ -96,14 +96,14 @@ def find_cut(graph: fx.Graph, visible: int) -> Cut | None:
     gradients = [node for node in graph.find_nodes(op="placeholder") if str(node.target).startswith("tangents")]
     head = _readers(graph, {node for node in gradients if _nbytes(node) >= LARGE})
     if head:
-        return Cut(head=head)
+        return Cut(head=head) if _may_move(graph, head) else None
     results: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     saved = {node for node in results[visible:] if isinstance(node, fx.Node)}
     makers = {
         _maker(node) for node in results[:visible] if saved and isinstance(node, fx.Node) and _nbytes(node) >= LARGE
     }
-    made = [{maker, *_parts(maker)} for maker in makers]
-    alone = [each for each in made if not each & saved and all(map(_may_move, each)) and _are_results(each)]
+    made = [frozenset({maker, *_parts(maker)}) for maker in makers]
+    alone = [each for each in made if not each & saved and _are_results(each) and _may_move(graph, each)]
     return Cut(tail=frozenset().union(*alone)) if alone else None
 
 
@@ -124,13 +124,13 @@ def _readers(graph: fx.Graph, large: Collection[fx.Node]) -> frozenset[fx.Node] 
         head |= new
     given = [node for node in head if any(user not in head and user.op != "output" for user in node.users)]
     few = len(head) <= _MOST_BEFORE and _SAVED * sum(map(_nbytes, given)) <= sum(map(_nbytes, large))
-    return frozenset(head) if few and all(map(_may_move, head)) else None
+    return frozenset(head) if few else None
 
 
 def _maker(node: fx.Node) -> fx.Node:
     """What gives the memory of `node`."""
     while _is_part(node):
-        (node,) = node.all_input_nodes
+        node = node.all_input_nodes[0]
     return node
 
 
@@ -151,8 +151,14 @@ def _are_results(nodes: Collection[fx.Node]) -> bool:
     return all(user in nodes or user.op == "output" for node in nodes for user in node.users)
 
 
-def _may_move(node: fx.Node) -> bool:
-    """Whether a node does nothing but give a result."""
+def _may_move(graph: fx.Graph, nodes: Collection[fx.Node]) -> bool:
+    """Whether `nodes` do nothing but give results, of arguments that nobody writes and of what calls make."""
+    read = {_maker(each) for node in nodes for each in node.all_input_nodes}
+    touched = {_maker(each) for node in graph.nodes if has_effect(node) for each in node.all_input_nodes}
+    return all(map(_is_pure, nodes)) and read.isdisjoint(touched) and all(each.op != "get_attr" for each in read)
+
+
+def _is_pure(node: fx.Node) -> bool:
     known = isinstance(node.target, OpOverload) or isinstance(getattr(node.target, "__self__", None), FusedRegion)
     return node.op == "call_function" and not has_effect(node) and (known or _is_part(node))
 

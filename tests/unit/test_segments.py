@@ -118,12 +118,14 @@ def test_what_makes_a_large_result_comes_last() -> None:
     assert made.body([*write.arguments])[0] is None
 
 
-@pytest.mark.parametrize("case", ["saved", "read", "nothing is saved"])
+@pytest.mark.parametrize("case", ["saved", "read", "nothing is saved", "written"])
 def test_results_are_copied_that_backward_or_others_read(case: str) -> None:
     write = Writer(x=torch.rand(ROWS, 8), weight=torch.rand(8, WIDTH))
     x, weight = write.nodes.values()
     logits = write(aten.mm.default, x, weight)
     results = [logits, write(aten.sum.default, logits) if case == "read" else write(aten.sum.default, x)]
     results += [] if case == "nothing is saved" else [logits if case == "saved" else x]
+    if case == "written":  # behind the product, which would read what was written
+        write(aten.add_.Tensor, weight, 1.0)
     write.graph.output(tuple(results))
     assert find_cut(write.graph, 2) is None
