@@ -5,8 +5,10 @@ from __future__ import annotations
 from tests.support import bytecode  # noqa: F401, before all that it is to keep
 
 # isort: split
+import gc
 import os
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +41,7 @@ except ImportError:  # a GPU machine without the dev extra still runs the gpu te
     pass
 else:
     # "ci" draws the same examples every time, so that a failure can be repeated; "dev" looks for new ones.
-    hypothesis.settings.register_profile("ci", deadline=None, max_examples=14, derandomize=True, database=None)
+    hypothesis.settings.register_profile("ci", deadline=None, max_examples=10, derandomize=True, database=None)
     hypothesis.settings.register_profile("dev", deadline=None, max_examples=100, print_blob=True)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -75,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(no_device)
+
+
+def pytest_collection_finish() -> None:
+    """What is there for good, modules and tests, is not looked through at each collection of garbage: that was a twelfth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -120,18 +128,24 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`."""
+def _keep_cuda_sources(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`.
+
+    The source that assumes no alignment has the same kernels with other accesses, which are few functions of the headers: a usual run takes
+    it of one program in four, one with slow tests of all.
+    """
     if shutil.which("nvcc") is None:
         return
+    is_usual = request.config.getoption("markexpr").startswith("not slow")
 
     def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
         ways = options[:2]  # what is known besides, is of this device
         same = repr((program_text(program), ways, current().disable))
         if same not in _described:
             described = generate(program, builder, DeviceFacts.h200(), *ways)
-            for source in (described.source, described.unaligned()):
-                compile_cuda.keep(source)
+            compile_cuda.keep(described.source)
+            if not is_usual or zlib.crc32(same.encode()) % 4 == 0:
+                compile_cuda.keep(described.unaligned())
             _described.add(same)
         return generate(program, builder, facts, *options)
 

@@ -122,7 +122,7 @@ def test_errors_for_empty_tensors_are_the_original_s() -> None:
 
 @every_dtype
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 1), (3, 1, 4), (2, 3, 1)], ids=str)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_axes_of_one_element(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         centred = x - x.mean(1, keepdim=True)
@@ -157,7 +157,7 @@ def test_a_zero_dimensional_tensor_keeps_the_dtype_of_the_other() -> None:
 @every_dtype
 @pytest.mark.parametrize("bad", [(NAN,), (INF,), (-INF,), (INF, -INF), (NAN, INF)], ids=str)
 @every_function
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_nan_and_infinities_stay_in_their_place(
     function: Callable[[Tensor], Tensor], bad: tuple[float, ...], dtype: torch.dtype
 ) -> None:
@@ -170,7 +170,7 @@ def test_nan_and_infinities_stay_in_their_place(
 
 @every_dtype
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 0.0, -0.0])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_rows_of_one_value(value: float, dtype: torch.dtype) -> None:
     x = torch.full((3, 37), value, dtype=dtype)
     verify(Function(lambda x: (torch.log_softmax(x, 1), torch.logsumexp(x * 2, 1), x.amax(1) + x.amin(1))), x)
@@ -207,7 +207,7 @@ def test_subnormal_numbers_are_kept() -> None:
 
 @every_dtype
 @every_function
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_transposed(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     verify(Function(function), torch.randn(37, 6, 4).to(dtype).transpose(0, 2))
 
@@ -224,7 +224,7 @@ def test_permuted(function: Callable[[Tensor], Tensor]) -> None:
 
 @every_dtype
 @every_function
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_expanded(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     verify(Function(function), torch.randn(1, 6, 1).to(dtype).expand(4, 6, 37))
 
@@ -237,7 +237,7 @@ def test_overlapping_windows(function: Callable[[Tensor], Tensor]) -> None:
 
 @every_dtype
 @every_function
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_misaligned(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     flat = torch.randn(4 * 6 * 40 + 3).to(dtype)
     for offset in (1, 3):
@@ -262,7 +262,7 @@ def test_alignment_may_change_from_call_to_call() -> None:
 @every_dtype
 @pytest.mark.parametrize("weights_last", [False, True])
 @pytest.mark.parametrize("inputs_last", [False, True])
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_channels_last(inputs_last: bool, weights_last: bool, dtype: torch.dtype) -> None:
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU(), nn.GroupNorm(2, 8), nn.MaxPool2d(2)]
     model = nn.Sequential(*layers).to(dtype).eval()

@@ -54,7 +54,7 @@ def _check(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("name", _names())
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_and_buffers(name: str) -> None:
     _check(by_name(name))
 

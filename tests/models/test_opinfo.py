@@ -57,7 +57,7 @@ def _one_type(number: int, info: Any) -> torch.dtype:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.invariant(12)
 def test_a_sample_of_every_second_operator(share: int) -> None:
     infos = [(number, info) for number, info in enumerate(operators()) if info.name not in PRECISE]

@@ -199,7 +199,7 @@ def sharing(call: nn.Module, owner: nn.Module, inputs: tuple[Tensor, ...]) -> tu
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_as_in_eager(case: Case, training: bool) -> None:
     compared(case, (torch.randn(4, 4),), training)
 

@@ -126,7 +126,7 @@ SAMPLE = (1, 2, 3, 4, 7, 16, 17, 31, 32, 33, 64)
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_a_loop_over_lengths_needs_few_libraries(name: str, builds: Builds) -> None:
     model = MODELS[name]()
     optimised = made(model)
@@ -298,7 +298,7 @@ class Mixed(nn.Module):
         return functional.gelu(rows - x.mean((1, 2), keepdim=True)) + torch.amax(x, 1).unsqueeze(2)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(SHAPES)
 def test_any_two_or_three_shapes(shapes: list[Shape]) -> None:
     model = Mixed()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.models
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_values_and_buffers(name: str, training: bool) -> None:
     entry = ZOO[name]
     model, inputs = entry.make().train(training), entry.inputs()

@@ -140,7 +140,7 @@ def _along(function: Callable[[Tensor, tuple[int, ...]], Tensor], dims: tuple[in
 
 @pytest.mark.parametrize("options", [NO_SPLIT, TINY], ids=["no_split", "tiny"])
 @given(drawn=chains())
-@settings(max_examples=35)
+@settings(max_examples=25)
 @pytest.mark.invariant(13)
 def test_chain(options: PassOptions, drawn: tuple[Chain, Tensor]) -> None:
     chain, x = drawn

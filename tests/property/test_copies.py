@@ -71,7 +71,7 @@ def inputs(draw: Any) -> Tensor:
 
 
 @needs_compiler
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(sorted(COPIES)), inputs(), st.booleans())
 def test_elements_keep_their_bits(name: str, x: Tensor, aligned: bool) -> None:
     made = region(COPIES[name], x)

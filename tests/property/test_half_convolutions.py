@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(case=cases())
 def test_values(case: Case) -> None:
     program = halved(case)

@@ -133,7 +133,7 @@ def _source(case: Case, program: Program) -> Source:
 
 @needs_compiler
 @given(case=cases())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_sources_compile(case: Case) -> None:
     check_syntax(_source(case, _program(case)))
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.models
 
 @pytest.mark.parametrize("chain", Chain, ids=lambda chain: chain.value)
 @settings(
-    max_examples=10,
+    max_examples=6,
     phases=[Phase.explicit, Phase.generate],  # shrinking would build code for every smaller case it tries
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

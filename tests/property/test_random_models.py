@@ -41,14 +41,14 @@ def run(drawn: Model) -> None:
     assert not [reason for reason in failed if reason not in KNOWN], failed
 
 
-@settings(quickly, max_examples=40)
+@settings(quickly, max_examples=28)
 @given(drawn=models())
 def test_interpreted_like_eager(drawn: Model) -> None:
     with interpreted():
         run(drawn)
 
 
-@settings(quickly, max_examples=25)
+@settings(quickly, max_examples=18)
 @given(drawn=models(), level=st.sampled_from(list(Algebra)))
 def test_every_level_of_algebra_like_eager(drawn: Model, level: Algebra) -> None:
     """All rules together; the level that assumes finite numbers gets no others."""

@@ -73,13 +73,13 @@ def check(model: Model, inputs: tuple[Tensor, Tensor], results: int) -> None:
             torch.testing.assert_close(actual, eager, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(chains(decides=True))
 def test_what_decides_is_eager_s(chain: tuple[Model, tuple[Tensor, Tensor]]) -> None:
     check(*chain, results=2)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(chains(decides=False))
 def test_all_is_eager_s_where_that_is_asked_for(chain: tuple[Model, tuple[Tensor, Tensor]]) -> None:
     with override(rounding="eager"):

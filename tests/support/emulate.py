@@ -33,6 +33,7 @@ _FLAGS = (
     "-w",
     "-fsanitize=alignment,bounds",
     "-fno-sanitize-recover=all",
+    *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []),  # takes a third of the time, which was a third of all
     *(flag for flag in CUDA_FLAGS if flag.startswith("-D")),
 )
 

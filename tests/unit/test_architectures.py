@@ -16,7 +16,7 @@ from fusepass.codegen.source import Source
 from tests import compile_cuda
 from tests.golden_sources.digests import GROUPS, sources
 
-_EVERY = 90  # a usual run looks at one of so many workloads for each architecture, at another one for each
+_EVERY = 150  # a usual run looks at one of so many workloads for each architecture, at another one for each
 _OTHERS = [arch for arch in ARCHITECTURES if arch != "sm_90"]  # for which all other tests generate
 _WORKLOADS = [
     (group, workload) for group in GROUPS if group not in ("cpu", "sizes", "training") for workload in GROUPS[group][0]

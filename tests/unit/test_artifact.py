@@ -125,7 +125,9 @@ def test_a_fresh_process_without_compilers_gives_the_results(net: Net, saved: Pa
         (programs / name).chmod(0o755)
     torch.save((CALLS, [net(**call) for call in CALLS]), tmp_path / "calls.pt")
     environment = {"PATH": str(programs), "FUSEPASS_CACHE_DIR": str(tmp_path / "cache"), "CUDA_HOME": str(tmp_path)}
-    environment |= {name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    environment |= {
+        name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX") if name in os.environ
+    }
     command = [sys.executable, "-c", FRESH, str(saved), str(tmp_path / "calls.pt")]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

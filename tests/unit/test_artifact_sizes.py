@@ -92,7 +92,9 @@ def test_a_fresh_process_without_compilers_serves_further_sizes(block: Block, sa
     inputs = sizes((2, 5), (2, 7), (5, 6), (3, 11))
     torch.save([(x, block(x)) for x in inputs], tmp_path / "calls.pt")
     environment = {"PATH": str(programs), "FUSEPASS_CACHE_DIR": str(tmp_path / "cache"), "CUDA_HOME": str(tmp_path)}
-    environment |= {name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    environment |= {
+        name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX") if name in os.environ
+    }
     command = [sys.executable, "-c", FRESH, str(saved), str(tmp_path / "calls.pt")]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -56,7 +56,7 @@ def drawn(*shapes: tuple[int, ...], gradients: int = 3) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", FIRES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_every_spelling(name: str) -> None:
     if name == "in another type":
         pytest.skip("float64, in which the library does not compute for float32")

@@ -101,7 +101,7 @@ CHAINS: tuple[Callable[[Tensor], Tensor], ...] = (
 
 @pytest.mark.parametrize("dtype", C, ids=str)
 @pytest.mark.parametrize("number", range(len(CHAINS)))
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.invariant(35)
 def test_extremes_are_among_the_values(number: int, dtype: torch.dtype) -> None:
     """Each line has its maximum, in what is stored and in what is compared; and no window's maximum is below what is in it."""

@@ -229,7 +229,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_losses_are_made_in_chunks_however_they_are_written(loss: Loss) -> None:
     given, made = inputs(), compiled(loss)

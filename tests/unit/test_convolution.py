@@ -243,7 +243,7 @@ BITS = [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FC99E, 0x7FFFFFFF, 0xFFFFFFFF]
         *itertools.product(["many channels"], Precision, "w"),
     ],
 )
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(9)
 def test_what_is_not_finite_spreads_as_in_plain_arithmetic(
     bits: int, name: str, precision: Precision, where: str, warps: int
 ) -> None:

@@ -29,6 +29,7 @@ def _routes(function: Function) -> list[Function]:
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.thinned(3)  # every operation and every type
 @pytest.mark.invariant(40)
 def test_a_zero_among_divisors_raises_and_other_quotients_are_right(name: str, dtype: torch.dtype) -> None:
     operation = OPERATIONS[name]

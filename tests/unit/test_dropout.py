@@ -94,6 +94,7 @@ def _signed(number: int) -> int:
 STATES = [(0, 0), (5, 12), (2**63 + 11, 2**34), (2**64 - 1, 2**40 + 8)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seed_and_offset", STATES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "dtype"),

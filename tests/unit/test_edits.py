@@ -313,7 +313,7 @@ def check(route: CaptureRoute, late: bool, edit: Callable[[Net], object], back: 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)  # which has no factor of how many edits there are: each block of them gives others
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("late", [True, False])
@@ -323,7 +323,7 @@ def test_an_edit_of_the_model_shows_in_the_next_call(edit: str, route: CaptureRo
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("edit", AROUND)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("late", [True, False])

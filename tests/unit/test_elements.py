@@ -235,7 +235,7 @@ STORED = (
 
 @pytest.mark.parametrize("shape", [(2, 6, 64), (3, 8, 45), (64, 3, 4), (1, 7, 33), (5, 2, 97)], ids=str)
 @pytest.mark.parametrize("function", STORED)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(6)
 def test_what_is_stored_is_what_pytorch_gives(function: Model, shape: tuple[int, ...]) -> None:
     for dtype in (torch.float64, torch.float32, HALF, BFLOAT):
         made = region(function, *torch.randn(2, *shape).to(dtype))
@@ -257,7 +257,7 @@ def test_the_largest_is_one_of_those_that_are_loaded() -> None:
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, HALF, BFLOAT], ids=str)
 @pytest.mark.parametrize("function", STORED)
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(11)
 def test_values_of_pieces(function: Model, dtype: torch.dtype, aligned: bool) -> None:
     options = replace(PIECES, longest_cached_row=512, split=SplitPolicy(workers=16, least_piece=64, lanes=4))
     made = region(function, *torch.randn(2, 3, 8, 60).to(dtype), cuda=True)

@@ -125,7 +125,9 @@ def test_fused_operators_where_they_are_asked_for(net: Net) -> None:
 
 def fresh(script: str, *arguments: object, bare: bool = True) -> str:
     """What a process without compilers prints that runs `script` and has made nothing."""
-    environment = {name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    environment = {
+        name: os.environ[name] for name in ("HOME", "LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX") if name in os.environ
+    }
     environment = (
         environment | {"PATH": "/nonexistent", "FUSEPASS_CACHE_DIR": "/nonexistent"} if bare else dict(os.environ)
     )

@@ -39,7 +39,7 @@ def python(command: list[str], folder: Path, path: str, given: str = "") -> str:
     assert command[0] == "python"
     placed = [str(folder / word[1:]) if word.startswith("/") else word for word in command[1:]]
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT), "CUDA_HOME": str(folder)}
-    environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX") if name in os.environ}
     done = subprocess.run(
         [sys.executable, *placed],
         cwd=folder, env=environment, input=given, capture_output=True, text=True, check=False,

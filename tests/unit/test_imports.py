@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import networkx as nx
 import pytest
@@ -86,13 +87,16 @@ ALLOWED: Mapping[str, frozenset[str]] = {
 TORCH_FREE = (IR, PASSES, SCHEDULE, SCHEDULE_CONVOLUTION, SCHEDULE_PRODUCT, SCHEDULE_CPU, SCHEDULE_GENERAL, RENDER)
 
 
-def imported_names(text: str) -> Iterator[str]:
+@functools.cache
+def imported_names(text: str) -> tuple[str, ...]:
     """Every dotted name a module imports, inside functions too; `from a import b` is `a.b`."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+            names += (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def longest_prefix(name: str, known: Collection[str]) -> str | None:

@@ -87,7 +87,7 @@ def _compiled(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], list[Compil
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_as_little_is_saved_as_there_is(name: str) -> None:
     """How many tensors as large as the input, itself among them, backward is given besides the gradient."""
     norm, function, shape, saved = CASES[name]
@@ -243,7 +243,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 def test_losses_save_as_little_as_there_is(name: str) -> None:
     function, saved = FUNCTIONS[name]
     made: list[CompiledGraph] = []

@@ -47,8 +47,8 @@ def _compiled(function: Callable[..., Any]) -> Any:
 OPTIMISERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
     "adam": lambda p: Adam(p, 1e-2, foreach=True),
-    "adamw": lambda p: AdamW(p, 1e-2, foreach=True, amsgrad=True),
     "adamw one by one": lambda p: AdamW(p, 1e-2, foreach=False),
+    "adamw": lambda p: AdamW(p, 1e-2, foreach=True, amsgrad=True),
     "rmsprop": lambda p: RMSprop(p, 1e-2, momentum=0.5, foreach=True),
     "nadam": lambda p: NAdam(p, 1e-2, foreach=True),
     "adagrad": lambda p: Adagrad(p, 1e-2, foreach=True),
@@ -59,6 +59,7 @@ MOST_CALLS = 4
 """Of a step: one for all parameters, and a few for counts of steps."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_steps_are_eager_s(name: str, called: list[str]) -> None:
     model = _model()

@@ -106,7 +106,7 @@ def test_the_program_says_the_same(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(7)
 def test_values(name: str, aligned: bool) -> None:
     made = _made(name)
     program = made.passed(pass_options(SMALL))

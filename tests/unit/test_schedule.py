@@ -88,7 +88,7 @@ def test_large_windows_over_neighbours_have_single_elements(function: Callable[[
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", k.SAMPLES)
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.invariant(14)
 def test_every_schedule_fits_the_device_and_covers_the_kernel(name: str, aligned: bool) -> None:
     program = k.SAMPLES[name]()

@@ -177,6 +177,7 @@ def test_a_cpu_has_loops_for_short_rows() -> None:
 
 
 @needs_compiler
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, F16, torch.int32, torch.float64])
 @pytest.mark.parametrize("shape", [(70, 96), (33, 515), (9, 2048), (5, 1030)])
 @pytest.mark.parametrize("dim", [0, 1])

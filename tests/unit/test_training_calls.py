@@ -129,6 +129,7 @@ def test_what_is_saved_and_written_is_noticed(written: str) -> None:
                 result.sum().backward()
 
 
+@pytest.mark.thinned(3)  # both ways to watch, both devices
 @pytest.mark.parametrize("first", ["plain", "watched"])
 def test_sizes_that_came_before_are_not_described_again(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where AOTAutograd watches the first call by a mode, as it does for custom operators."""

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("facts", [SMALL, H200], ids=["small", "h200"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(7)
 def test_values(name: str, facts: DeviceFacts, dtype: torch.dtype) -> None:
     function, shape = CASES[name]
     torch.manual_seed(0)

@@ -110,7 +110,7 @@ def _made(name: str, options: PassOptions | None = None) -> tuple[Region, Progra
 @needs_compiler
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(7)
 def test_values(name: str, aligned: bool) -> None:
     made, program = _made(name)
     assert not any(map(_reduces_windows, program.kernels))
