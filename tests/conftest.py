@@ -8,7 +8,6 @@ from tests.support import bytecode  # noqa: F401, before all that it is to keep
 import gc
 import os
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,15 +127,10 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _keep_cuda_sources(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`.
-
-    The source that assumes no alignment has the same kernels with other accesses, which are few functions of the headers: a usual run takes
-    it of one program in four, one with slow tests of all.
-    """
+def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test generates for the CPU is also generated for a GPU and kept for `tests.compile_cuda`."""
     if shutil.which("nvcc") is None:
         return
-    is_usual = request.config.getoption("markexpr").startswith("not slow")
 
     def both(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
         ways = options[:2]  # what is known besides, is of this device
@@ -144,8 +138,7 @@ def _keep_cuda_sources(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         if same not in _described:
             described = generate(program, builder, DeviceFacts.h200(), *ways)
             compile_cuda.keep(described.source)
-            if not is_usual or zlib.crc32(same.encode()) % 4 == 0:
-                compile_cuda.keep(described.unaligned())
+            compile_cuda.keep(described.unaligned())
             _described.add(same)
         return generate(program, builder, facts, *options)
 
