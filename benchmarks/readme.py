@@ -1,8 +1,8 @@
 """Puts what was measured into README.md, and a plot of it beside docs/kernels.md: ``python -m benchmarks.readme``.
 
-Networks come from ``benchmarks/results/h200_public*.json``, what ``benchmarks/gpu_networks.py --json`` writes. All else comes from ``h200.json``
-beside them, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of ``--group chains``, ``--group single``, ``--group networks``
-and ``--drawn``, or some of these. Lines name the device, where it is another one. A ``note`` in a file says what its numbers do not show.
+Networks come from ``benchmarks/results/h200_public*.json`` and ``h200_steps.json``, what ``benchmarks/gpu_networks.py --json`` writes. All else comes
+from ``h200.json`` beside them, what ``benchmarks/run.py --json`` writes, and, for a line each, from those of ``--group chains``, ``--group single``,
+``--group networks`` and ``--drawn``, or some of these. Lines name the device, where it is another one. A ``note`` in a file says what its numbers do not show.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.public import INFERENCE
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "benchmarks" / "results" / "h200.json"
 NETWORKS = sorted(RUN.parent.glob("h200_public*.json"))
+STEPS = RUN.with_name("h200_steps.json")
 GROUPS = {
     RUN.with_name("h200_chains.json"): "chains and blocks (`--group chains`)",
     RUN.with_name("h200_single.json"): "single operators and losses (`--group single`)",
@@ -44,7 +45,9 @@ def block() -> str:
     lines = [
         *_networks([*map(_read, NETWORKS)]),
         "",
-        "The same for modules as built (training mode), default flags:",
+        _steps(_read(STEPS)),
+        "",
+        "Modules as built (training mode), default flags:",
         "",
         "workloads | | x eager | x torch.compile | commit",
         "---|---|---|---|---",
@@ -58,7 +61,7 @@ def block() -> str:
         *_wrong(rows),
         "Notes in `benchmarks/results` say what these numbers do not show.",
         "",
-        "Each bar is the share of the hardware limit:",
+        "Shares of the hardware limit:",
         "",
         "![shares of the limit](docs/limits.svg)",
     ]
@@ -138,6 +141,13 @@ def _networks(runs: Sequence[dict[str, Any]]) -> list[str]:
         *table,
         f"geometric mean | | | | {geometric_mean(ratios):.2f}",
     ]
+
+
+def _steps(run: dict[str, Any]) -> str:
+    """A line on steps of training."""
+    ratios = [ratio for row in run["rows"] if (ratio := Result(**row).over)]
+    mean, least = f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}"
+    return f"Training steps of {len(ratios)} such networks: {mean} x torch.compile's default, least {least} ([table](docs/training.md))."
 
 
 def _means_row(what: str, rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
