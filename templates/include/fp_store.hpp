@@ -1,8 +1,7 @@
 // Memory that a launcher has before a call asks for it.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fp_objects.hpp"
 
 namespace fp {
 
@@ -35,7 +34,7 @@ inline void clear_store(Store& store) {
 // its type is that one's memory seen by `reinterpret`.
 inline PyObject* new_results(PyObject* empty, PyObject* outputs, PyObject* reinterpret = nullptr, PyObject* const* arguments = nullptr) {
     const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
-    PyObject* const results = PyTuple_New(count);
+    Owned results(PyTuple_New(count));
     if (results == nullptr) return nullptr;
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject* const told = PyTuple_GET_ITEM(outputs, i);
@@ -44,13 +43,10 @@ inline PyObject* new_results(PyObject* empty, PyObject* outputs, PyObject* reint
             PyLong_Check(memory) ? PyObject_CallFunctionObjArgs(reinterpret, arguments[PyLong_AsLong(memory)], PyTuple_GET_ITEM(told, 0),
                                                                 PyTuple_GET_ITEM(told, 1), nullptr)
                                  : PyObject_Call(empty, told, nullptr);
-        if (made == nullptr) {
-            Py_DECREF(results);
-            return nullptr;
-        }
-        PyTuple_SET_ITEM(results, i, made);
+        if (made == nullptr) return nullptr;
+        PyTuple_SET_ITEM(+results, i, made);
     }
-    return results;
+    return results.given();
 }
 
 // Whether the store serves a call on `stream`; one for another stream gives way when the second call in a row comes there.
