@@ -44,7 +44,6 @@ from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import told_by_ptxas
-from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id
@@ -178,16 +177,6 @@ def test_values_of_columns_that_are_neighbours(
     assert "fp::RunMultiplier" in source.text
     given = operands(case)
     found = emulate(program, source, memory(case, given))["y"].reshape(case.result)
-    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
-
-
-@needs_compiler
-@pytest.mark.parametrize("name", ["2d, strided and dilated", "transposed, by 2"])
-def test_values_on_a_cpu(name: str) -> None:
-    case = CASES[name]
-    program = halved(case)
-    given = operands(case)
-    found = run_native(program, memory(case, given))["y"].reshape(case.result)
     assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
 
 

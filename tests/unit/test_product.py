@@ -33,7 +33,6 @@ from tests import compile_cuda
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import told_by_ptxas
-from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, F32, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
@@ -65,17 +64,6 @@ def test_values_where_nothing_is_aligned(name: str) -> None:
     program = generated(case)
     inputs = inputs_of(program)
     assert_close(case, program, run(program, ONE, inputs, aligned=False), interpret(program, inputs))
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "name", ["linear, odd", "both turned", "a batch, in pieces", "half, odd", "bfloat16, in pieces"]
-)
-def test_values_on_a_cpu(name: str) -> None:
-    case = CASES[name]
-    program = generated(case)
-    inputs = inputs_of(program)
-    assert_close(case, program, run_native(program, inputs), interpret(program, inputs))
 
 
 def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Program) -> bool:
