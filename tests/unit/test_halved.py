@@ -25,7 +25,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.products import split_products
@@ -49,12 +49,14 @@ from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id
 from tests.support.regions import trace
 
+EVERY_HALVED = AnchorOptions(lambda program, kernel: True, AnchorSource.HALVES, warps=4)
+
 
 def halved(case: Case, *, chain: bool = True) -> Program:
     """The case with its convolution as a product of halves."""
     rounded = replace(case, precision=Precision.TF32, warps=4)
     program = program_of(rounded, chain=chain)
-    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+    return generate_anchors(program, Builder(), EVERY_HALVED)
 
 
 def product_kernel(program: Program) -> int:
@@ -266,7 +268,7 @@ def test_what_stays_as_it_was() -> None:
     )
     for other in others:
         program = program_of(replace(other, warps=4))
-        made = generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+        made = generate_anchors(program, Builder(), EVERY_HALVED)
         assert not any(isinstance(kernel.anchor, Product) for kernel in made.kernels)
 
 

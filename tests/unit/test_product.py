@@ -18,6 +18,7 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorOptions
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import (
     ProductSchedule,
@@ -200,7 +201,7 @@ ABSORBED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
     "scaled sum of halves": (_scaled, (torch.randn(2, 3, 1).half(), torch.randn(2, 3, 6).half(), torch.randn(2, 6, 4).half())),
 }  # fmt: skip
 
-ALWAYS = replace(NO_SPLIT, anchors=lambda program, kernel: True)
+ALWAYS = replace(NO_SPLIT, anchors=AnchorOptions(lambda program, kernel: True))
 IN_PIECES = replace(ALWAYS, product_length=lambda program, kernel: 2)
 
 
