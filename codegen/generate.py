@@ -22,7 +22,7 @@ from fusepass.codegen.ir.program import (
     Role,
 )
 from fusepass.codegen.ir.text import program_text
-from fusepass.codegen.passes.anchors import AnchorSource, Choice
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.pipeline import Known, PassOptions, run_passes
 from fusepass.codegen.passes.split import SplitPolicy
@@ -201,14 +201,8 @@ def pass_options(
             separate_from=1 << 18,
             taps_from=1 << 20,
             fills=lambda program, kernel: schedule_product.fills(program, kernel, facts),
-            anchors=_generates(anchor, facts),
-            warps=schedule_convolution.warps_together(facts),
-            halves=anchor in (AnchorSource.HALVES, AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY),
-            tiled=anchor is AnchorSource.TILED_HALVES,
-            held=anchor is AnchorSource.REGISTER_STATIONARY,
-            plain=anchor is AnchorSource.ARITHMETIC,
+            anchors=_anchors(anchor, facts),
             pieces=lambda program, kernel: _pieces_on(program, kernel, facts),
-            again=lambda program, first, second: _pays_twice(program, first, second, facts),
             row_pieces=lambda program, kernel: row_pieces(program, kernel, facts) if overrides.over_rows else None,
             staged=lambda program, kernel: windows_overlap(program, kernel, facts),
             scanned=lambda program, kernel: rows_stay(_ordered(program, kernel), program, facts),
@@ -218,7 +212,6 @@ def pass_options(
             beginnings=lambda program, kernel: beginnings(program, kernel, facts),
             busy=lambda threads: fills(threads, facts),
             product_length=lambda program, kernel: schedule_product.product_length(program, kernel, facts),
-            product_seconds=lambda program, kernel: schedule_product.seconds_with_copies(program, kernel, facts),
         )
     # Four pieces per core even out cores of unequal speed; a piece is worth a thread from some 64 KB on.
     workers = int(4 * facts.cores * overrides.pieces)
@@ -241,18 +234,24 @@ def _pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFa
     return pays(program, first, second, facts)
 
 
-def _generates(anchor: AnchorSource, facts: DeviceFacts) -> Choice | None:
-    """Which anchors become kernels; None where none do."""
-    if anchor is AnchorSource.LIBRARY:
+def _anchors(source: AnchorSource, facts: DeviceFacts) -> AnchorOptions | None:
+    """Which anchors become kernels, and how; None where none do."""
+    if source is AnchorSource.LIBRARY:
         return None
     from fusepass.codegen.render.cuda.families import serves  # with all writers, which nobody needs who generates C++
 
     def accepts(program: Program, kernel: Kernel) -> bool:
-        if anchor is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
+        if source is AnchorSource.ARITHMETIC and has_deep_windows(kernel):
             return serves_deep(_ordered(program, kernel), program, facts)
-        return serves(program, kernel, facts, preferred=anchor is AnchorSource.PREFERRED)
+        return serves(program, kernel, facts, preferred=source is AnchorSource.PREFERRED)
 
-    return accepts
+    return AnchorOptions(
+        accepts,
+        source,
+        warps=schedule_convolution.warps_together(facts),
+        again=lambda program, first, second: _pays_twice(program, first, second, facts),
+        product_seconds=lambda program, kernel: schedule_product.seconds_with_copies(program, kernel, facts),
+    )
 
 
 def _ordered(program: Program, kernel: Kernel) -> Kernel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Expr, ReductionResult, children, indices_in
+from fusepass.codegen.ir.expr import Expr, ReductionResult, descend, indices_in
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel
 
@@ -34,13 +34,6 @@ def reduced_along(kernel: Kernel, axes: Sequence[Axis]) -> Expr | None:
 
 def _needs_besides(roots: Sequence[Expr], value: Expr, anchor: str) -> bool:
     """Whether `roots` take the results of `anchor` but through `value`."""
-    seen, stack = {id(value)}, list(roots)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, ReductionResult) and node.reduction == anchor:
-            return True
-        stack.extend(children(node))
-    return False
+    return any(
+        isinstance(node, ReductionResult) and node.reduction == anchor for node in descend(roots, but={id(value)})
+    )

@@ -15,13 +15,14 @@ from fusepass.codegen.ir.expr import (
     Expr,
     Gather,
     Load,
-    Masked,
     Op,
     Position,
     Prefix,
     ReductionResult,
     Window,
     children,
+    descend,
+    evaluated,
     own_indices,
     walk,
 )
@@ -159,22 +160,9 @@ def _bytes(kept: Sequence[Kept]) -> int:
 
 def _reached(roots: Sequence[Expr], stop: Callable[[Expr], bool]) -> Iterator[Expr]:
     """Nodes that are always evaluated with `roots`, in order of first use, not going below where `stop` holds."""
-    seen: set[int] = set()
-    stack = list(reversed(roots))
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if stop(node):
-            continue
-        if isinstance(node, Masked):
-            stack.append(node.other)
-        elif not isinstance(node, Window):
-            stack.extend(reversed(children(node)))
+    return descend(roots, lambda node: () if stop(node) else evaluated(node))
 
 
 def always_loaded(root: Expr) -> Iterator[Load]:
     """The loads that `root` needs wherever it is evaluated: those outside masks and windows."""
-    return (node for node in _reached([root], stop=lambda _: False) if isinstance(node, Load))
+    return (node for node in descend([root], evaluated) if isinstance(node, Load))

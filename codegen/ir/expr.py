@@ -145,6 +145,30 @@ def children(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
+def evaluated(node: Expr) -> tuple[Expr, ...]:
+    """What a node is made of wherever it is: not what a condition guards, nor the points of a window."""
+    match node:
+        case Masked(other=other):
+            return (other,)
+        case Window():
+            return ()
+        case _:
+            return children(node)
+
+
+def descend(
+    roots: Iterable[Expr], below: Callable[[Expr], Sequence[Expr]] = children, but: Container[int] = ()
+) -> Iterator[Expr]:
+    """Every distinct node from `roots` down, before those that `below` gives for it; nothing `but` what is not there already, by identity."""
+    stack, seen = [*roots][::-1], set[int]()
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen and id(node) not in but:
+            seen.add(id(node))
+            yield node
+            stack.extend(reversed(below(node)))
+
+
 def walk(*roots: Expr, but: Container[int] = ()) -> Iterator[Expr]:
     """Every distinct node below `roots`, operands first; nothing `but` what is not there already, by identity."""
     seen: set[int] = set()
@@ -167,18 +191,16 @@ def walk(*roots: Expr, but: Container[int] = ()) -> Iterator[Expr]:
 
 def largest(roots: Sequence[Expr], wanted: Callable[[Expr], bool], *, guarded: bool = False) -> Iterator[Expr]:
     """The largest computed values below `roots` that are `wanted`; from below conditions and windows if `guarded`."""
-    stack, seen = list(reversed(roots)), set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    found = set[int]()
+
+    def below(node: Expr) -> Sequence[Expr]:
         if (guarded or isinstance(node, Apply | ReductionResult)) and wanted(node):
-            yield node
-        elif isinstance(node, Masked) and not guarded:
-            stack.append(node.other)
-        elif guarded or not isinstance(node, Window):
-            stack += reversed(children(node))
+            found.add(id(node))
+            return ()
+        return children(node) if guarded else evaluated(node)
+
+    nodes = [*descend(roots, below)]
+    return (node for node in nodes if id(node) in found)
 
 
 def inside_windows(nodes: Iterable[Expr]) -> set[int]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Masked, Window, children, walk
+from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Load, Masked, Window, children, descend, walk
 from fusepass.codegen.ir.index import Axis, Bound, Index
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.vectors import ACCESS, alignment
@@ -106,18 +107,9 @@ def _is_whole(stretch: Stretch, program: Program) -> bool:
 
 def _elements(found: Points) -> Iterator[tuple[Expr, Load, tuple[Bound, ...], Const | None]]:
     """Values that are loads, or loads under a mask with a number elsewhere, and are always needed."""
-    stack, seen = [value for lanes in reversed(found) for value in reversed(lanes)], set[int]()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in descend(chain(*found), lambda node: (node.other,) if isinstance(node, Masked) else children(node)):
         match node:
             case Load():
                 yield node, node, (), None
             case Masked(mask, Load() as load, Const() as other, _):
                 yield node, load, mask, other
-            case Masked():
-                stack.append(node.other)
-            case _:
-                stack.extend(reversed(children(node)))

@@ -24,6 +24,7 @@ from fusepass.codegen.ir.expr import (
     ReduceOp,
     Window,
     children,
+    descend,
     own_indices,
     walk,
 )
@@ -137,14 +138,9 @@ class TileWindow:
 
 def behind_windows(kernel: Kernel) -> Iterator[Expr]:
     """The nodes that make results of windows, each once; the windows and what is in them are none of these."""
-    stack, seen = [store.value for store in kernel.stores], set[int]()
-    stack += [kernel.partials.value] if kernel.partials else []
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen and not isinstance(node, Window):
-            seen.add(id(node))
-            yield node
-            stack += children(node)
+    roots = [*(store.value for store in kernel.stores), *([kernel.partials.value] if kernel.partials else [])]
+    nodes = descend(roots, lambda node: () if isinstance(node, Window) else children(node))
+    return (node for node in nodes if not isinstance(node, Window))
 
 
 def output_tile_windows(kernel: Kernel, program: Program, image: tuple[Axis, ...]) -> tuple[TileWindow, ...]:

@@ -15,6 +15,7 @@ from fusepass.codegen.ir.expr import (
     ReductionResult,
     Window,
     children,
+    descend,
     own_indices,
     walk,
 )
@@ -96,14 +97,8 @@ def _gather_faults(buffer: Buffer | None, node: Gather, unguarded: bool, axes: f
 
 def _unguarded(root: Expr) -> set[int]:
     """The nodes below `root` that are reached on some way without a mask."""
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            stack.extend((node.other,) if isinstance(node, Masked) else children(node))
-    return seen
+    nodes = descend([root], lambda node: (node.other,) if isinstance(node, Masked) else children(node))
+    return set(map(id, nodes))
 
 
 def _index_faults(index: Index, axes: frozenset[Axis], buffer: Buffer, what: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import Choice, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, Choice, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge, rename_axes
 from fusepass.codegen.passes.columns_of_one import columns_of_one
 from fusepass.codegen.passes.filled import fill_products
@@ -18,13 +18,11 @@ from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows,
 from fusepass.codegen.passes.joined_loads import join_loads
 from fusepass.codegen.passes.lines import Fills, lines_together
 from fusepass.codegen.passes.nested import nest_reductions
-from fusepass.codegen.passes.operands import Seconds
 from fusepass.codegen.passes.over_rows import reduce_over_rows
 from fusepass.codegen.passes.partials import Pieces
 from fusepass.codegen.passes.parts import fuse_parts
 from fusepass.codegen.passes.place_numbers import place_numbers
 from fusepass.codegen.passes.products import Length, split_products, whole_sums, without_idle_views
-from fusepass.codegen.passes.rematerialisation import Rematerialise, never
 from fusepass.codegen.passes.scans import fuse_scans
 from fusepass.codegen.passes.short_rows import windows_of_readers, windows_of_reductions, windows_of_short_rows
 from fusepass.codegen.passes.split import SplitPolicy, separate_layouts, split_long_rows
@@ -54,20 +52,14 @@ class PassOptions:
         stores_pieces: whether pieces of rows had better store what is stored and needed again.
         access: bytes of the widest access: rows of fewer that are only reduced become windows; 0 where a thread has no use of its neighbours'
             rows, and what is reduced across them is stored before.
-        anchors: whether a kernel with an anchor is better than the library's call; None where none ever is.
-        warps: that multiply together in a convolution; see `Convolution.warps`.
-        halves, tiled, held: whether convolutions that may be rounded to TF32 become products of scaled halves, and these in tiles, or with
-            weights in registers.
-        plain: whether convolutions to few channels are plain arithmetic.
+        anchors: which anchors become kernels, but for what is said here; None where none do.
         pieces: in how many pieces a convolution's kernel reduces over positions.
         row_pieces: in how many pieces of its rows a kernel that reduces along them reduces over them, too; None where that had better be another.
         fills: whether a product makes its right operand itself.
-        again: whether a convolution is computed twice rather than written for who reads it behind its statistics.
         staged: whether what windows of a kernel overlap in is staged, if the kernel does nothing else.
         scanned: whether rows of a kernel that scans stay on the chip, so that it may have other reduction loops before.
         seconds: how long a kernel takes that has windows or might have; None where windows are never laid out in output tiles.
         product_length: terms that a piece of the sums of a kernel's matrix product should have.
-        product_seconds: how long such a kernel takes with those that copy its operands; None where these are never copied.
         separate_from: elements of a kernel from which one that reads and writes along different axes is worth two launches;
             None where pointwise kernels exchange no tiles.
         taps_from: elements of a kernel from which on weights of its windows that lie apart are worth another launch; None for never.
@@ -82,16 +74,10 @@ class PassOptions:
     stores_columns: bool = True
     stores_pieces: bool = True
     access: int = 0
-    anchors: Choice | None = None
-    warps: int = 1
-    halves: bool = False
-    tiled: bool = False
-    held: bool = False
-    plain: bool = False
+    anchors: AnchorOptions | None = None
     pieces: Pieces = lambda program, kernel: None
     row_pieces: Pieces = lambda program, kernel: None
     fills: Choice = lambda program, kernel: False
-    again: Rematerialise = never
     staged: Choice = lambda program, kernel: False
     scanned: Choice = lambda program, kernel: True
     seconds: Callable[[Program, Kernel], float] | None = None
@@ -102,7 +88,6 @@ class PassOptions:
     beginnings: BeginningsOf = lambda program, kernel: None
     busy: Fills = lambda threads: True
     product_length: Length = whole_sums
-    product_seconds: Seconds | None = None
 
 
 def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
@@ -206,19 +191,9 @@ def _checked(name: str, program: Program) -> None:
 def _generate_anchors(program: Program, builder: Builder, options: PassOptions) -> Program:
     if options.anchors is None:
         return without_idle_views(program)
-    kinds = {"halves": options.halves, "tiled": options.tiled, "held": options.held, "plain": options.plain}
-    return generate_anchors(
-        program,
-        builder,
-        options.anchors,
-        options.pieces,
-        options.warps,
-        **kinds,
-        kept=options.longest_cached_row,
-        shared=partial(_is_shared, options, builder),
-        again=options.again,
-        product_seconds=options.product_seconds,
-    )
+    shared = partial(_is_shared, options, builder)
+    kept = options.longest_cached_row
+    return generate_anchors(program, builder, replace(options.anchors, pieces=options.pieces, kept=kept, shared=shared))
 
 
 def _separate_windows(program: Program, builder: Builder, options: PassOptions) -> Program:

@@ -24,6 +24,7 @@ from fusepass.codegen.ir.expr import (
     ReduceOp,
     Window,
     children,
+    descend,
     walk,
 )
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
@@ -154,14 +155,7 @@ def _window(reader: Kernel, result: Buffer) -> tuple[Window, Load] | None:
 
 def _outside_of_windows(kernel: Kernel) -> Iterator[Expr]:
     """Every expression that is not inside of a window alone; windows themselves, too."""
-    seen: set[int] = set()
-    stack = list(kernel.roots)
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack.extend(() if isinstance(node, Window) else children(node))
+    return descend(kernel.roots, lambda node: () if isinstance(node, Window) else children(node))
 
 
 def _place(reader: Kernel, window: Window, load: Load, result: Buffer) -> _Place | None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.schedule_convolution import (
+    chunks_search,
+    multistage,
+    register_stationary_search,
+    shared_stationary,
+)
 from fusepass.codegen.schedule_convolution.chunks import ChunkSchedule, keeps_sums
-from fusepass.codegen.schedule_convolution.chunks_search import chunk_schedule, estimated_seconds, fits
-from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule, multistage_schedule
+from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
 from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
-from fusepass.codegen.schedule_convolution.register_stationary_search import fits_held, register_stationary_schedule
-from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule, shared_stationary_schedule
+from fusepass.codegen.schedule_convolution.shared_stationary import SharedStationarySchedule
 from fusepass.codegen.schedule_convolution.tiles import anchor_of, dimensions, phases_of
 
 ConvolutionSchedule = SharedStationarySchedule | MultistageSchedule | ChunkSchedule | RegisterStationarySchedule
@@ -27,27 +32,43 @@ class Way:
     Attributes:
         name: unique.
         takes: whether an anchor is of that kind, if no way before says so.
-        best: the schedule with the least work that fits a multiprocessor; None where none fits.
+        fitting: the schedules that fit a multiprocessor.
+        costs: estimates how long each of these takes, in one unit for all.
     """
 
     name: str
     takes: Callable[[Convolution], bool]
-    best: Callable[[Kernel, Program, DeviceFacts], ConvolutionSchedule | None]
+    fitting: Callable[[Kernel, Program, DeviceFacts], Iterator[ConvolutionSchedule]]
+    costs: Callable[[Kernel, Program, DeviceFacts], Callable[[Any], float]]
 
     def plan(
         self, kernel: Kernel, program: Program, facts: DeviceFacts, *, aligned: bool = True
     ) -> ConvolutionSchedule | None:
         """See `schedule_convolution`."""
-        if not any(phase.taps for phase in phases_of(kernel, program)):
-            return None
-        plan = self.best(kernel, program, facts)
+        candidates = self._candidates(kernel, program, facts)
+        plan = min(candidates, key=self.costs(kernel, program, facts), default=None)
         return plan if aligned or plan is None else plan.unaligned(kernel, program)
 
+    def fits(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
+        """Whether there is a plan; sooner than to find the best one."""
+        return next(self._candidates(kernel, program, facts), None) is not None
 
-REGISTER_STATIONARY = Way("register-stationary", lambda anchor: anchor.held, register_stationary_schedule)
-CHUNKS = Way("chunks", lambda anchor: anchor.halves is not None, chunk_schedule)
-SHARED_STATIONARY = Way("shared-stationary", lambda anchor: anchor.packed is None, shared_stationary_schedule)
-MULTISTAGE = Way("multistage", lambda anchor: True, multistage_schedule)
+    def _candidates(self, kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[ConvolutionSchedule]:
+        some = any(phase.taps for phase in phases_of(kernel, program))
+        return self.fitting(kernel, program, facts) if some else iter(())
+
+
+REGISTER_STATIONARY = Way(
+    "register-stationary",
+    lambda anchor: anchor.held,
+    register_stationary_search.fitting,
+    register_stationary_search.costs,
+)
+CHUNKS = Way("chunks", lambda anchor: anchor.halves is not None, chunks_search.fitting, chunks_search.costs)
+SHARED_STATIONARY = Way(
+    "shared-stationary", lambda anchor: anchor.packed is None, shared_stationary.fitting, shared_stationary.costs
+)
+MULTISTAGE = Way("multistage", lambda anchor: True, multistage.fitting, multistage.costs)
 
 WAYS = (REGISTER_STATIONARY, CHUNKS, SHARED_STATIONARY, MULTISTAGE)
 """The first one that takes an anchor lays its kernel out."""
@@ -60,8 +81,11 @@ def schedule_convolution(
 
     `aligned` says that inputs start at a multiple of 16 bytes; it changes nothing but how they are copied.
     """
-    way = next(way for way in WAYS if way.takes(anchor_of(kernel)))
-    return way.plan(kernel, program, facts, aligned=aligned)
+    return _way_of(kernel).plan(kernel, program, facts, aligned=aligned)
+
+
+def _way_of(kernel: Kernel) -> Way:
+    return next(way for way in WAYS if way.takes(anchor_of(kernel)))
 
 
 def warps_together(facts: DeviceFacts) -> int:
@@ -90,10 +114,7 @@ def serves(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
         return True
     if anchor_of(kernel).warps not in (1, warps_together(facts)) or not facts.tensor_cores:
         return False
-    if anchor_of(kernel).halves is not None:
-        fitting = fits_held if anchor_of(kernel).held else fits
-        return any(phase.taps for phase in phases_of(kernel, program)) and fitting(kernel, program, facts)
-    return schedule_convolution(kernel, program, facts) is not None
+    return _way_of(kernel).fits(kernel, program, facts)
 
 
 def preferred(program: Program, kernel: Kernel, facts: DeviceFacts) -> bool:
@@ -129,4 +150,4 @@ def pays_twice(program: Program, first: Kernel, second: Kernel, facts: DeviceFac
         return False
     result = program.buffer(anchor_of(first).source).dtype.nbytes * prod(axis.size for axis in dimensions(first))
     moved = result + sum(program.buffer(name).nbytes for name in second.writes)
-    return estimated_seconds(second, program, behind, facts) / 2 < moved / facts.bandwidth
+    return chunks_search.estimated_seconds(second, program, behind, facts) / 2 < moved / facts.bandwidth

@@ -109,8 +109,7 @@ class ChunkSchedule(HalvedLaunch):
 
     @property
     def covered(self) -> int:
-        """Output channels that all blocks together work on."""
-        return self.block_channels * (self.channel_blocks // self.phase_blocks)
+        return super().covered // self.phase_blocks
 
     @property
     def by_parts(self) -> bool:
@@ -165,12 +164,14 @@ class ChunkSchedule(HalvedLaunch):
         found = 1 + self.largest_parts
         return DType.F32.nbytes * (self.channels * (self.source.pitch + found) + 2 * self.block_channels)
 
-    def __str__(self) -> str:
+    def extent(self) -> str:
         iterations = f"{self.iterations} x " if self.iterations > 1 else ""
         channels = f"{iterations}{ROWS * self.rows} channels x {self.on} positions"
         parts = f" in {self.phase_blocks} parts" if self.phase_blocks > 1 else ""
-        phases = f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else ""
-        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.slices)} products of two places, {self.products}"
+        return channels + (f", {len(self.on.phases)} phases{parts}" if len(self.on.phases) > 1 else "")
+
+    def work(self) -> str:
+        return f"{sum(self.slices)} products of two places, {self.products}"
 
 
 def are_neighbours(tile: tuple[int, ...]) -> bool:

@@ -1,10 +1,10 @@
-"""The schedule of `places` with the least estimated time."""
+"""The schedules of `chunks`, and how long they take by estimate."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -49,14 +49,10 @@ _TEAMS = 4, 3, 2, 1  # groups of four warps of a block, where each has tiles of 
 _MOST_SUMS = 128  # registers of a thread
 
 
-def chunk_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> ChunkSchedule | None:
-    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+def costs(kernel: Kernel, program: Program, facts: DeviceFacts) -> Callable[[ChunkSchedule], float]:
+    """See `Way.costs`."""
     few = _is_few(kernel, program)
-    return min(
-        _fitting(kernel, program, facts),
-        key=lambda plan: cost_of_few(kernel, plan) if few else cost_of_many(kernel, program, plan),
-        default=None,
-    )
+    return lambda plan: cost_of_few(kernel, plan) if few else cost_of_many(kernel, program, plan)
 
 
 def estimated_seconds(kernel: Kernel, program: Program, plan: ChunkSchedule, facts: DeviceFacts) -> float:
@@ -65,12 +61,7 @@ def estimated_seconds(kernel: Kernel, program: Program, plan: ChunkSchedule, fac
     return cost_of_few(kernel, plan) * samples / facts.multiprocessors / facts.machine.rates.product_clock
 
 
-def fits(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
-    """Whether there is such a schedule; quicker than to find the best one."""
-    return next(_fitting(kernel, program, facts), None) is not None
-
-
-def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[ChunkSchedule]:
+def fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[ChunkSchedule]:
     """Every schedule that fits a multiprocessor."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     few, scaling = _is_few(kernel, program), isinstance(anchor_of(kernel).halves, ScaledWeights)

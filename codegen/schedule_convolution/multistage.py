@@ -103,9 +103,8 @@ class MultistageSchedule(Launch):
     parts_of_weights: int
 
     @property
-    def covered(self) -> int:
-        """Output channels that all blocks together work on, those that fill up tiles of a group's channels among them."""
-        return ROWS * self.block_rows * self.channel_blocks
+    def block_channels(self) -> int:
+        return ROWS * self.block_rows
 
     @property
     def block_rows(self) -> int:
@@ -140,23 +139,19 @@ class MultistageSchedule(Launch):
         """The pieces of a tile, in order."""
         return tuple(_pieces(self.on.phases, self.on.pair, self.chunks, self.depth, self.longest))
 
-    def __str__(self) -> str:
-        channels = f"{ROWS * self.block_rows} channels x {self.on} positions"
-        phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
+    def work(self) -> str:
         chunks = f"{self.chunks} chunks of {self.depth * DEPTH} input channels"
-        products = products_in_words(self.precision, self.on)
-        return f"{self.blocks} blocks, {channels}{phases}, {chunks}, {self.stages} stages of {self.longest} slices, {products}"
+        return f"{chunks}, {self.stages} stages of {self.longest} slices, {products_in_words(self.precision, self.on)}"
 
 
-def multistage_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> MultistageSchedule | None:
-    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
+def costs(kernel: Kernel, program: Program, facts: DeviceFacts) -> Callable[[MultistageSchedule], float]:
+    """See `Way.costs`."""
     written = functools.cache(functools.partial(written_cycles, kernel, program))
-    candidates = enumerate(_candidates(kernel, program, facts))
-    fitting = [(_cost(kernel, written, plan, facts), number, plan) for number, plan in candidates]
-    return min(fitting)[2] if fitting else None
+    return lambda plan: _cost(kernel, written, plan, facts)
 
 
-def _candidates(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[MultistageSchedule]:
+def fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[MultistageSchedule]:
+    """Every schedule that fits a multiprocessor."""
     phases, axes = phases_of(kernel, program), len(dimensions(kernel)) - 2
     border = border_of(phases, axes)
     row_tiles = ceil(out_channels(kernel) / ROWS)

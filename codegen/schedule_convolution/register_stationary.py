@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from fusepass.codegen.ir.convolution import ROWS
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP, HalvedLaunch
 
@@ -81,11 +80,6 @@ class RegisterStationarySchedule(HalvedLaunch):
         return prod(self.on.tile) // (GROUP * COLUMNS)
 
     @property
-    def covered(self) -> int:
-        """Output channels that all blocks together work on."""
-        return self.block_channels * self.channel_blocks
-
-    @property
     def found_bytes(self) -> int:
         """Of an exponent and the largest numbers of each channel, and the exponents and factors of output channels."""
         return DType.F32.nbytes * ceil((self.channels * (1 + self.largest_parts) + 2 * self.block_channels) / 4) * 4
@@ -140,9 +134,5 @@ class RegisterStationarySchedule(HalvedLaunch):
         states = DType.F32.nbytes * self.on.state_floats
         return states + self.found_bytes + max(self.packed_room + self.tile_bytes, self.weight_bytes)
 
-    def __str__(self) -> str:
-        channels = f"{ROWS} channels x {self.on} positions"
-        return (
-            f"{self.blocks} blocks, {channels}, {self.steps} sparse products of {self.lines * GROUP} columns, "
-            f"weights in registers, {self.products}"
-        )
+    def work(self) -> str:
+        return f"{self.steps} sparse products of {self.lines * GROUP} columns, weights in registers, {self.products}"

@@ -1,9 +1,9 @@
-"""The schedule of `register_stationary` with the least estimated time."""
+"""The schedules of `register_stationary`, and how long they take by estimate."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -48,20 +48,13 @@ _HIDDEN = 0.8  # of what surrounds products, the part that those of another bloc
 _ALONE = 1.2  # times as long with 4 warps on a multiprocessor
 
 
-def register_stationary_schedule(
-    kernel: Kernel, program: Program, facts: DeviceFacts
-) -> RegisterStationarySchedule | None:
-    """The schedule with the least estimated time that fits a multiprocessor; None where none fits."""
-    return min(_fitting(kernel, program, facts), key=lambda plan: _cost(plan, kernel, facts), default=None)
+def costs(kernel: Kernel, program: Program, facts: DeviceFacts) -> Callable[[RegisterStationarySchedule], float]:
+    """See `Way.costs`."""
+    return lambda plan: _cost(plan, kernel, facts)
 
 
-def fits_held(kernel: Kernel, program: Program, facts: DeviceFacts) -> bool:
-    """Whether there is one; quicker than to find the best."""
-    return next(_fitting(kernel, program, facts), None) is not None
-
-
-def _fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[RegisterStationarySchedule]:
-    """Those of a kernel that stores nothing but what values reduce to."""
+def fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[RegisterStationarySchedule]:
+    """Every schedule that fits a multiprocessor, of a kernel that stores nothing but what values reduce to."""
     anchor, sizes = anchor_of(kernel), [axis.size for axis in dimensions(kernel)]
     if kernel.stores or not makes_own_values(kernel) or anchor.dilation[-1] != 1:
         return

@@ -8,7 +8,7 @@ together lie along the last axis. Blocks stay on the device and take one tile af
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -62,18 +62,20 @@ class SharedStationarySchedule(Launch):
     precision: Precision
 
     @property
-    def covered(self) -> int:
-        """Output channels that all blocks together work on, those that fill up tiles of a group's channels among them."""
-        return self.channels * self.channel_blocks
+    def block_channels(self) -> int:
+        return self.channels
 
-    def __str__(self) -> str:
-        channels = f"{self.channels} channels x {self.on} positions"
-        phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
-        return f"{self.blocks} blocks, {channels}{phases}, {sum(self.steps)} steps of {SLICE} taps, {products_in_words(self.precision, self.on)}"
+    def work(self) -> str:
+        return f"{sum(self.steps)} steps of {SLICE} taps, {products_in_words(self.precision, self.on)}"
 
 
-def shared_stationary_schedule(kernel: Kernel, program: Program, facts: DeviceFacts) -> SharedStationarySchedule | None:
-    """The schedule with the least work that fits a multiprocessor; None where none fits.
+def costs(kernel: Kernel, program: Program, facts: DeviceFacts) -> Callable[[SharedStationarySchedule], float]:
+    """See `Way.costs`."""
+    return lambda plan: _cost(kernel, program, plan)
+
+
+def fitting(kernel: Kernel, program: Program, facts: DeviceFacts) -> Iterator[SharedStationarySchedule]:
+    """Every schedule that fits a multiprocessor.
 
     Where the weights of as many output channels as registers have sums for do not fit, a block has fewer of them, if windows overlap, so
     that they are no matrix as they lie, and the input's channels are so few that streamed slices of `DEPTH` would be zeros for the most part.
@@ -90,12 +92,10 @@ def shared_stationary_schedule(kernel: Kernel, program: Program, facts: DeviceFa
             _candidate(kernel, facts, channels, on, buffers, most)
             for on, (_, _, buffers) in zip(tiles, shapes, strict=True)
         )
-        fitting = [
-            (_cost(kernel, program, plan), number, plan) for number, plan in enumerate(candidates) if plan is not None
-        ]
-        if fitting:
-            return min(fitting)[2]
-    return None
+        found = [plan for plan in candidates if plan is not None]
+        if found:
+            return iter(found)
+    return iter(())
 
 
 def _pairs(kernel: Kernel) -> tuple[int, ...]:

@@ -126,6 +126,28 @@ class Launch:
         return self.on.threads
 
     @property
+    def block_channels(self) -> int:
+        """Output channels of a block, those that fill up tiles of a group's channels among them."""
+        raise NotImplementedError
+
+    @property
+    def covered(self) -> int:
+        """Output channels that all blocks together work on."""
+        return self.block_channels * self.channel_blocks
+
+    def extent(self) -> str:
+        """What a block works on, for descriptions."""
+        phases = f", {len(self.on.phases)} phases" if len(self.on.phases) > 1 else ""
+        return f"{self.block_channels} channels x {self.on} positions{phases}"
+
+    def work(self) -> str:
+        """How it does so."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"{self.blocks} blocks, {self.extent()}, {self.work()}"
+
+    @property
     def takers(self) -> int:
         """How many take tiles side by side, for each part of the channels: blocks, or teams of theirs."""
         return self.blocks // self.channel_blocks
@@ -153,7 +175,6 @@ class HalvedLaunch(Launch):
 
     @property
     def block_channels(self) -> int:
-        """Output channels of a block."""
         return ROWS * self.rows * self.iterations
 
     @property

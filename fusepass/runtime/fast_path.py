@@ -60,6 +60,7 @@ _SOURCE = Source(
         "fp_code.hpp",
         "fp_launcher.hpp",
         "fp_store.hpp",
+        "fp_objects.hpp",
     ),
     "native",
 )

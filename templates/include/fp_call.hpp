@@ -80,15 +80,19 @@ struct Call {
     int picked[most_tensors * 5];  // which of the model's tensors and the inputs these are
     int written[most_tensors];     // which of its arguments it writes
     std::intptr_t sizes[most_tensors * 5];  // of its arguments, in bytes
+
+    void release() {}
 };
+
+using CallReferences =
+    References<Call, &Call::dicts, &Call::code, &Call::tensors, &Call::own, &Call::lists, &Call::listed, &Call::form, &Call::globals,
+               &Call::zeros, &Call::settings, &Call::expected, &Call::run, &Call::finish, &Call::states>;
 
 // 1 for what `function` gave as it should be, 0 for something else, -1 with an exception set.
 inline int holds(PyObject* function, PyObject* wanted) {
-    PyObject* const value = PyObject_CallNoArgs(function);
+    const Owned value(PyObject_CallNoArgs(function));
     if (value == nullptr) return -1;
-    const int same = wanted == nullptr ? PyObject_Not(value) : PyObject_RichCompareBool(value, wanted, Py_EQ);
-    Py_DECREF(value);
-    return same;
+    return wanted == nullptr ? PyObject_Not(value) : PyObject_RichCompareBool(value, wanted, Py_EQ);
 }
 
 // 1 where `function` gives True for `tensors`.
@@ -164,20 +168,15 @@ inline PyObject* call_forward(PyObject* model, PyObject* given, PyObject* keywor
         for (Py_ssize_t i = 0; i < count; ++i) with_model[i + 1] = PyTuple_GET_ITEM(given, i);
         return PyObject_VectorcallMethod(forward_name, with_model, std::size_t(count + 1), nullptr);
     }
-    PyObject* const forward = PyObject_GetAttr(model, forward_name);
-    if (forward == nullptr) return nullptr;
-    PyObject* const result = PyObject_Call(forward, given, keywords);
-    Py_DECREF(forward);
-    return result;
+    const Owned forward(PyObject_GetAttr(model, forward_name));
+    return forward == nullptr ? nullptr : PyObject_Call(forward, given, keywords);
 }
 
 // What the graph gives for its arguments.
 inline PyObject* run_graph(const Call* it, PyObject* const* arguments) {
-    PyObject* const values = PyObject_Vectorcall(it->run, arguments, std::size_t(it->count), nullptr);
+    const Owned values(PyObject_Vectorcall(it->run, arguments, std::size_t(it->count), nullptr));
     if (values == nullptr) return nullptr;
-    PyObject* const result = it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
-    Py_DECREF(values);
-    return result;
+    return it->finish == Py_None ? PySequence_GetItem(values, 0) : PyObject_CallOneArg(it->finish, values);
 }
 
 // As `surroundings_fit`, behind a launch; where they do not, its result, or what it raised, is no more.
@@ -203,10 +202,10 @@ inline int made_in_time(Call* it, PyObject** result) {
 // then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
 inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
     if (!it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
-    PyObject* const inputs = tensors_of<most_tensors * 5>(it->form, it->arity, given, keywords);
+    const Owned inputs(tensors_of<most_tensors * 5>(it->form, it->arity, given, keywords));
     if (inputs == nullptr) return PyErr_Occurred() ? nullptr : Py_NewRef(missed);
-    PyObject* const states = Py_NewRef(it->states);
-    const Py_ssize_t own = PyTuple_GET_SIZE(states);
+    const Owned states(Py_NewRef(it->states));
+    const Py_ssize_t own = PyTuple_GET_SIZE(+states);
     int right = tensors_fit(it->tensors, inputs);
     if (right == 1 && it->code != Py_None) right = code_fits(reinterpret_cast<Code*>(it->code));
     if (right == 1) right = lists_fit(it);
@@ -219,7 +218,7 @@ inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
         PyObject* arguments[most_tensors * 5];  // most of it is never used, and not touched
         for (int i = 0; i < it->count; ++i) {
             const Py_ssize_t place = it->picked[i];
-            arguments[i] = place < own ? PyTuple_GET_ITEM(states, place) : PyTuple_GET_ITEM(inputs, place - own);
+            arguments[i] = place < own ? PyTuple_GET_ITEM(+states, place) : PyTuple_GET_ITEM(+inputs, place - own);
         }
         const bool early = it->early;
         if (!early) right = surroundings_fit(it);
@@ -233,10 +232,7 @@ inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
         }
     }
     if (right == 1) ++it->served;
-    if (right == 0) result = Py_NewRef(missed);
-    Py_DECREF(inputs);
-    Py_DECREF(states);
-    return result;
+    return right == 0 ? Py_NewRef(missed) : result;
 }
 
 inline PyObject* call_call(PyObject* self, PyObject* args, PyObject* keywords) {
@@ -273,29 +269,6 @@ inline PyObject* call_renew(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-inline int call_traverse(PyObject* self, visitproc visit, void* arg) {
-    Call* const it = reinterpret_cast<Call*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(it->dicts);
-    Py_VISIT(it->code);
-    Py_VISIT(it->lists);
-    Py_VISIT(it->listed);
-    Py_VISIT(it->settings);
-    Py_VISIT(it->run);
-    Py_VISIT(it->finish);
-    return 0;
-}
-
-inline void call_dealloc(PyObject* self) {
-    Call* const it = reinterpret_cast<Call*>(self);
-    PyObject_GC_UnTrack(self);
-    for (PyObject** held : {&it->dicts, &it->code, &it->tensors, &it->globals, &it->zeros, &it->settings, &it->expected, &it->run, &it->finish,
-                            &it->states, &it->own, &it->lists, &it->listed, &it->form}) {
-        Py_CLEAR(*held);
-    }
-    free_instance(self);
-}
-
 inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
     if (PyTuple_GET_SIZE(tuple) > most) {
         PyErr_SetString(PyExc_ValueError, "too many tensors");
@@ -309,53 +282,38 @@ inline bool read_numbers(PyObject* tuple, int* numbers, Py_ssize_t most) {
 //
 // A form is the number of tensors, or that number and nodes for positional and keyword arguments.
 inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *dicts, *tensors, *globals, *zeros, *settings, *expected, *run, *finish, *states, *form, *picked, *written, *sizes;
-    PyObject *code = Py_None, *own = Py_None, *lists = nullptr;
     PyTypeObject* const tuple = &PyTuple_Type;
-    if (!PyArg_ParseTuple(args, "O!OOO!O!O!OOO!OO!O!O!|OOO!", tuple, &dicts, &tensors, &globals, tuple, &zeros, tuple, &settings, tuple,
-                          &expected, &run, &finish, tuple, &states, &form, tuple, &picked, tuple, &written, tuple, &sizes, &code, &own,
-                          tuple, &lists)) {
-        return nullptr;
-    }
-    PyObject* const number = PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 3 ? PyTuple_GET_ITEM(form, 0) : form;
-    const long arity = PyLong_AsLong(number);
-    if (arity == -1 && PyErr_Occurred()) return nullptr;
-    Call* const it = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
+    PyObject *form, *picked, *written, *sizes;
+    Call* const it = CallReferences::made(type, [&](Call* it) {
+        it->code = it->own = it->form = Py_None;
+        return PyArg_ParseTuple(args, "O!OOO!O!O!OOO!OO!O!O!|OOO!", tuple, &it->dicts, &it->tensors, &it->globals, tuple, &it->zeros, tuple,
+                                &it->settings, tuple, &it->expected, &it->run, &it->finish, tuple, &it->states, &form, tuple, &picked, tuple,
+                                &written, tuple, &sizes, &it->code, &it->own, tuple, &it->lists);
+    });
     if (it == nullptr) return nullptr;
-    it->dicts = Py_NewRef(dicts);
-    it->code = Py_NewRef(code);
-    it->tensors = Py_NewRef(tensors);
-    it->globals = Py_NewRef(globals);
-    it->zeros = Py_NewRef(zeros);
-    it->settings = Py_NewRef(settings);
-    it->expected = Py_NewRef(expected);
-    it->run = Py_NewRef(run);
-    it->finish = Py_NewRef(finish);
-    it->states = Py_NewRef(states);
-    it->own = Py_NewRef(own);
-    it->lists = lists == nullptr ? PyTuple_New(0) : Py_NewRef(lists);
+    Owned made(reinterpret_cast<PyObject*>(it));
+    const bool nodes = PyTuple_Check(form) && PyTuple_GET_SIZE(form) == 3;
+    const long arity = PyLong_AsLong(nodes ? PyTuple_GET_ITEM(form, 0) : form);
+    if (arity == -1 && PyErr_Occurred()) return nullptr;
+    if (it->lists == nullptr) it->lists = PyTuple_New(0);
     it->listed = PyTuple_New(0);
-    it->form = number == form ? Py_NewRef(Py_None) : PyTuple_GetSlice(form, 1, 3);
+    if (nodes) Py_SETREF(it->form, PyTuple_GetSlice(form, 1, 3));
     it->arity = int(arity);
     it->count = int(PyTuple_GET_SIZE(picked));
     it->written_count = int(PyTuple_GET_SIZE(written));
     bool right = read_numbers(picked, it->picked, most_tensors * 5) && read_numbers(written, it->written, most_tensors);
-    right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(settings) == PyTuple_GET_SIZE(expected);
+    right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(it->settings) == PyTuple_GET_SIZE(it->expected);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
     right = right && it->lists != nullptr && it->listed != nullptr && it->form != nullptr;
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(it->lists); ++i) right = PyList_Check(PyTuple_GET_ITEM(it->lists, i));
     right = right && is_form(it->form, it->arity, most_tensors * 5);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists, and a form that has all tensors");
-    if (right && code != Py_None && !Py_IS_TYPE(code, code_type)) {
+    if (right && it->code != Py_None && !Py_IS_TYPE(it->code, code_type)) {
         PyErr_SetString(PyExc_TypeError, "code is a Code");
         right = false;
     }
-    if (!right || PyErr_Occurred() || !watch_all(dicts)) {
-        Py_DECREF(it);
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject*>(it);
+    return right && !PyErr_Occurred() && watch_all(it->dicts) ? made.given() : nullptr;
 }
 
 inline PyMethodDef call_methods[] = {
@@ -368,8 +326,8 @@ inline PyMethodDef call_methods[] = {
 inline PyType_Slot call_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(call_new)},
     {Py_tp_call, reinterpret_cast<void*>(call_call)},
-    {Py_tp_traverse, reinterpret_cast<void*>(call_traverse)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(call_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(CallReferences::traverse)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(CallReferences::dealloc)},
     {Py_tp_methods, call_methods},
     {0, nullptr},
 };

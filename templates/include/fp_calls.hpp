@@ -15,17 +15,20 @@ struct Door {
     std::uint64_t seen;
     bool known;
     bool recorded;  // whether the last call recorded gradients: then the next one is likely to
+
+    void release() {}
 };
 
+using DoorReferences = References<Door, &Door::hooks, &Door::calls, &Door::recording>;
+
 inline PyObject* door_result(Door* it, PyObject* given, PyObject* keywords) {
-    PyObject* const recording = Py_XNewRef(it->recording);
-    PyObject* const calls = Py_NewRef(it->calls);
-    const auto record = [&] { return serve_recorded(reinterpret_cast<Recording*>(recording), given, keywords); };
+    const Owned recording(Py_XNewRef(it->recording)), calls(Py_NewRef(it->calls));
+    const auto record = [&] { return serve_recorded(reinterpret_cast<Recording*>(+recording), given, keywords); };
     const bool first = recording != nullptr && it->recorded;
     PyObject* result = first ? record() : Py_NewRef(missed);
-    for (Py_ssize_t i = 0; result == missed && i < PyTuple_GET_SIZE(calls); ++i) {
+    for (Py_ssize_t i = 0; result == missed && i < PyTuple_GET_SIZE(+calls); ++i) {
         Py_DECREF(result);
-        result = serve(reinterpret_cast<Call*>(PyTuple_GET_ITEM(calls, i)), given, keywords);
+        result = serve(reinterpret_cast<Call*>(PyTuple_GET_ITEM(+calls, i)), given, keywords);
         if (result != missed) it->recorded = false;
     }
     if (result == missed && recording != nullptr && !first) {
@@ -33,8 +36,6 @@ inline PyObject* door_result(Door* it, PyObject* given, PyObject* keywords) {
         result = record();
         it->recorded = result != missed;
     }
-    Py_DECREF(calls);
-    Py_XDECREF(recording);
     return result;
 }
 
@@ -77,36 +78,14 @@ inline PyObject* door_offer(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-inline int door_traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(reinterpret_cast<Door*>(self)->hooks);
-    Py_VISIT(reinterpret_cast<Door*>(self)->calls);
-    Py_VISIT(reinterpret_cast<Door*>(self)->recording);
-    return 0;
-}
-
-inline void door_dealloc(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    Py_CLEAR(reinterpret_cast<Door*>(self)->hooks);
-    Py_CLEAR(reinterpret_cast<Door*>(self)->calls);
-    Py_CLEAR(reinterpret_cast<Door*>(self)->recording);
-    free_instance(self);
-}
-
 // Door(hooks)
 inline PyObject* door_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject* hooks;
-    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &hooks)) return nullptr;
-    Door* const it = reinterpret_cast<Door*>(type->tp_alloc(type, 0));
+    Door* const it = DoorReferences::made(type, [&](Door* it) { return PyArg_ParseTuple(args, "O!", &PyTuple_Type, &it->hooks); });
     if (it == nullptr) return nullptr;
+    Owned made(reinterpret_cast<PyObject*>(it));
     it->vectorcall = door_call;
-    it->hooks = Py_NewRef(hooks);
     it->calls = PyTuple_New(0);
-    if (it->calls == nullptr || !watch_all(hooks)) {
-        Py_DECREF(it);
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject*>(it);
+    return it->calls != nullptr && watch_all(it->hooks) ? made.given() : nullptr;
 }
 
 inline PyMethodDef door_methods[] = {
@@ -123,8 +102,8 @@ inline PyType_Slot door_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(door_new)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_members, door_members},
-    {Py_tp_traverse, reinterpret_cast<void*>(door_traverse)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(door_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(DoorReferences::traverse)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(DoorReferences::dealloc)},
     {Py_tp_methods, door_methods},
     {0, nullptr},
 };

@@ -15,7 +15,14 @@ struct Code {
     PyObject* pinned;   // what attributes are to be
     std::uint64_t* seen;  // the version of each dict when its keys had that last; none has version 0
     PyObject*** places;   // where attributes are
+
+    void release() {
+        PyMem_Free(seen);
+        PyMem_Free(places);
+    }
 };
+
+using CodeReferences = References<Code, &Code::spaces, &Code::owners, &Code::missing, &Code::values, &Code::pinned>;
 
 // The version of a dict, which every change moves on; and what makes sure that it has one.
 #if PY_VERSION_HEX >= 0x030e0000
@@ -120,25 +127,6 @@ inline PyObject* code_renew(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-inline int code_traverse(PyObject* self, visitproc visit, void* arg) {
-    Code* const it = reinterpret_cast<Code*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(it->spaces);
-    Py_VISIT(it->owners);
-    Py_VISIT(it->values);
-    Py_VISIT(it->pinned);
-    return 0;
-}
-
-inline void code_dealloc(PyObject* self) {
-    Code* const it = reinterpret_cast<Code*>(self);
-    PyObject_GC_UnTrack(self);
-    for (PyObject** held : {&it->spaces, &it->owners, &it->missing, &it->values, &it->pinned}) Py_CLEAR(*held);
-    PyMem_Free(it->seen);
-    PyMem_Free(it->places);
-    free_instance(self);
-}
-
 // Whether each space is a dict, a tuple of keys and a bool, and each attribute is known here.
 inline bool read_code(Code* it) {
     const Py_ssize_t spaces = PyTuple_GET_SIZE(it->spaces), owners = PyTuple_GET_SIZE(it->owners);
@@ -164,22 +152,14 @@ inline bool read_code(Code* it) {
 
 // Code(spaces, owners, missing, values, pinned)
 inline PyObject* code_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *spaces, *owners, *missing_, *values, *pinned;
     PyTypeObject* const tuple = &PyTuple_Type;
-    if (!PyArg_ParseTuple(args, "O!O!OO!O!", tuple, &spaces, tuple, &owners, &missing_, tuple, &values, tuple, &pinned)) return nullptr;
-    Code* const it = reinterpret_cast<Code*>(type->tp_alloc(type, 0));
+    Code* const it = CodeReferences::made(type, [&](Code* it) {
+        return PyArg_ParseTuple(args, "O!O!OO!O!", tuple, &it->spaces, tuple, &it->owners, &it->missing, tuple, &it->values, tuple, &it->pinned);
+    });
     if (it == nullptr) return nullptr;
+    Owned made(reinterpret_cast<PyObject*>(it));
     it->vectorcall = code_call;
-    it->spaces = Py_NewRef(spaces);
-    it->owners = Py_NewRef(owners);
-    it->missing = Py_NewRef(missing_);
-    it->values = Py_NewRef(values);
-    it->pinned = Py_NewRef(pinned);
-    if (!read_code(it) || !has_values(it, values, pinned)) {
-        Py_DECREF(it);
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject*>(it);
+    return read_code(it) && has_values(it, it->values, it->pinned) ? made.given() : nullptr;
 }
 
 inline PyMethodDef code_methods[] = {
@@ -196,8 +176,8 @@ inline PyType_Slot code_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(code_new)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_members, code_members},
-    {Py_tp_traverse, reinterpret_cast<void*>(code_traverse)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(code_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(CodeReferences::traverse)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(CodeReferences::dealloc)},
     {Py_tp_methods, code_methods},
     {0, nullptr},
 };

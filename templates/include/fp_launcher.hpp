@@ -3,11 +3,7 @@
 
 #include "fp_store.hpp"
 
-#include <structmember.h>
-
-#include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace fp {
 
@@ -25,17 +21,8 @@ inline bool is_profiled() { return PyDict_GetItemWithError(profiler_names, profi
 
 // Where `tensor` lies; -1 with an exception set where it cannot tell.
 inline std::intptr_t address(PyObject* tensor) {
-    PyObject* const number = PyObject_Vectorcall(data_ptr_method, &tensor, 1, nullptr);
-    if (number == nullptr) return -1;
-    const std::intptr_t value = std::intptr_t(PyLong_AsVoidPtr(number));
-    Py_DECREF(number);
-    return value;
-}
-
-inline void free_instance(PyObject* self) {
-    PyTypeObject* const type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    const Owned number(PyObject_Vectorcall(data_ptr_method, &tensor, 1, nullptr));
+    return number == nullptr ? -1 : std::intptr_t(PyLong_AsVoidPtr(number));
 }
 
 template <std::size_t>
@@ -90,28 +77,30 @@ struct Launcher {
     Place places[most_pointers];
     int written_count;
     int written[most_tensors];  // inputs
+
+    void release() { clear_store(store); }
 };
+
+using LauncherReferences =
+    References<Launcher, &Launcher::name, &Launcher::module, &Launcher::plain, &Launcher::failed, &Launcher::empty, &Launcher::outputs,
+               &Launcher::workspace, &Launcher::stream, &Launcher::current, &Launcher::device, &Launcher::increment>;
 
 inline bool fill_stream(const Launcher* it, void** stream) {
     *stream = nullptr;
     if (it->stream == Py_None) return true;
-    PyObject* const number = PyObject_CallOneArg(it->stream, it->device);
+    const Owned number(PyObject_CallOneArg(it->stream, it->device));
     if (number == nullptr) return false;
     *stream = PyLong_AsVoidPtr(number);
-    Py_DECREF(number);
     return !PyErr_Occurred();
 }
 
 // Tells autograd what was written.
 inline bool tell_written(const Launcher* it, PyObject* const* arguments) {
     if (it->written_count == 0) return true;
-    PyObject* const tensors = PyTuple_New(it->written_count);
+    const Owned tensors(PyTuple_New(it->written_count));
     if (tensors == nullptr) return false;
-    for (int i = 0; i < it->written_count; ++i) PyTuple_SET_ITEM(tensors, i, Py_NewRef(arguments[it->written[i]]));
-    PyObject* const nothing = PyObject_CallOneArg(it->increment, tensors);
-    Py_DECREF(tensors);
-    Py_XDECREF(nothing);
-    return nothing != nullptr;
+    for (int i = 0; i < it->written_count; ++i) PyTuple_SET_ITEM(+tensors, i, Py_NewRef(arguments[it->written[i]]));
+    return Owned(PyObject_CallOneArg(it->increment, tensors)) != nullptr;
 }
 
 inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
@@ -119,10 +108,8 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     const auto plainly = [&] { return PyObject_Vectorcall(it->plain, arguments, flags, names); };
     if (names != nullptr || PyVectorcall_NARGS(flags) != it->inputs || is_profiled()) return plainly();
     if (it->current != Py_None) {
-        PyObject* const current = PyObject_CallNoArgs(it->current);
-        if (current == nullptr) return nullptr;
-        const int same = PyObject_RichCompareBool(current, it->device, Py_EQ);
-        Py_DECREF(current);
+        const Owned current(PyObject_CallNoArgs(it->current));
+        const int same = current == nullptr ? -1 : PyObject_RichCompareBool(current, it->device, Py_EQ);
         if (same < 0) return nullptr;
         if (same == 0) return plainly();
     }
@@ -143,24 +130,20 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     void* stream = nullptr;
     if (!fill_stream(it, &stream)) return nullptr;
     const bool from_store = serves(store, stream);
-    PyObject* const results = from_store && store.ready > 0 ? store.results[--store.ready] : new_results(it->empty, it->outputs);
+    Owned results(from_store && store.ready > 0 ? store.results[--store.ready] : new_results(it->empty, it->outputs));
     if (results == nullptr) return nullptr;
-    PyObject* workspace = nullptr;
-    bool borrowed = false;
-    std::intptr_t base = 0;
     std::intptr_t starts[most_tensors];
-    int status = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
-        starts[i] = address(PyTuple_GET_ITEM(results, i));
-        if (starts[i] == -1) goto error;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(+results); ++i) {
+        starts[i] = address(PyTuple_GET_ITEM(+results, i));
+        if (starts[i] == -1) return nullptr;
     }
-    if (it->workspace != Py_None) {
-        borrowed = from_store && store.keeps_workspace && !store.lent;
-        workspace = borrowed ? Py_XNewRef(store.workspace) : nullptr;
-        if (workspace == nullptr) workspace = PyObject_Call(it->empty, it->workspace, nullptr);
-        if (workspace == nullptr) goto error;
-        base = address(workspace);
-        if (base == -1) goto error;
+    const bool works = it->workspace != Py_None, borrowed = works && from_store && store.keeps_workspace && !store.lent;
+    Owned workspace(borrowed ? Py_XNewRef(store.workspace) : nullptr);
+    std::intptr_t base = 0;
+    if (works) {
+        if (workspace == nullptr) workspace.take(PyObject_Call(it->empty, it->workspace, nullptr));
+        base = workspace == nullptr ? -1 : address(workspace);
+        if (base == -1) return nullptr;
         if (borrowed) {
             if (store.workspace == nullptr) store.workspace = Py_NewRef(workspace);
             store.lent = true;
@@ -171,47 +154,24 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
         if (place.from == From::output) pointers[i] = reinterpret_cast<void*>(starts[place.number]);
         if (place.from == From::workspace) pointers[i] = reinterpret_cast<void*>(base + place.offset);
     }
-    {
-        int count = it->count;
-        if (it->numbers != nullptr) pointers[count++] = it->numbers;
-        pointers[count++] = stream;
-        Py_BEGIN_ALLOW_THREADS
-        status = call_entry(it->entry, pointers, count, std::make_index_sequence<most_pointers + 3>());
-        Py_END_ALLOW_THREADS
-    }
+    int count = it->count, status = 0;
+    if (it->numbers != nullptr) pointers[count++] = it->numbers;
+    pointers[count++] = stream;
+    Py_BEGIN_ALLOW_THREADS
+    status = call_entry(it->entry, pointers, count, std::make_index_sequence<most_pointers + 3>());
+    Py_END_ALLOW_THREADS
     if (borrowed) store.lent = false;
-    Py_XDECREF(workspace);
+    workspace.take(nullptr);
     if (status != 0) {
-        Py_DECREF(results);
+        results.take(nullptr);
         PyObject* const all = PyTuple_New(it->inputs);
         if (all == nullptr) return nullptr;
         for (int i = 0; i < it->inputs; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(arguments[i]));
-        PyObject* const result = PyObject_CallFunction(it->failed, "iN", status, all);
-        return result;
+        return PyObject_CallFunction(it->failed, "iN", status, all);
     }
-    if (!tell_written(it, arguments)) {
-        Py_DECREF(results);
-        return nullptr;
-    }
+    if (!tell_written(it, arguments)) return nullptr;
     if (from_store) restock(store, it->empty, it->outputs);
-    if (!it->single) return results;
-    {
-        PyObject* const only = Py_NewRef(PyTuple_GET_ITEM(results, 0));
-        Py_DECREF(results);
-        return only;
-    }
-error:
-    Py_XDECREF(workspace);
-    Py_DECREF(results);
-    return nullptr;
-}
-
-inline int launcher_traverse(PyObject* self, visitproc visit, void* arg) {
-    Launcher* const it = reinterpret_cast<Launcher*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(it->plain);
-    Py_VISIT(it->failed);
-    return 0;
+    return it->single ? Py_NewRef(PyTuple_GET_ITEM(+results, 0)) : results.given();
 }
 
 inline int launcher_clear(PyObject* self) {
@@ -221,48 +181,26 @@ inline int launcher_clear(PyObject* self) {
     return 0;
 }
 
-inline void launcher_dealloc(PyObject* self) {
-    Launcher* const it = reinterpret_cast<Launcher*>(self);
-    PyObject_GC_UnTrack(self);
-    launcher_clear(self);
-    clear_store(reinterpret_cast<Launcher*>(self)->store);
-    for (PyObject** held : {&it->name, &it->module, &it->empty, &it->outputs, &it->workspace, &it->stream, &it->current, &it->device,
-                            &it->increment}) {
-        Py_CLEAR(*held);
-    }
-    free_instance(self);
-}
-
 // Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places, capturing,
 // forget_error, stores_results, keeps_workspace, increment, written)
 inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *name, *module, *plain, *failed, *empty, *outputs, *workspace, *stream, *current, *device, *places, *increment, *written;
+    PyTypeObject* const tuple = &PyTuple_Type;
+    PyObject *places, *written;
     unsigned long long entry, numbers, capturing, forget_error;
-    int single, inputs, stores_results, keeps_workspace;
-    if (!PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!", &name, &module, &plain, &failed, &empty, &PyTuple_Type, &outputs, &workspace,
-                          &stream, &current, &device, &entry, &numbers, &single, &inputs, &PyTuple_Type, &places,
-                          &capturing, &forget_error, &stores_results, &keeps_workspace, &increment, &PyTuple_Type, &written)) {
-        return nullptr;
-    }
+    int single, stores_results, keeps_workspace;
+    Launcher* const it = LauncherReferences::made(type, [&](Launcher* it) {
+        return PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!", &it->name, &it->module, &it->plain, &it->failed, &it->empty, tuple,
+                                &it->outputs, &it->workspace, &it->stream, &it->current, &it->device, &entry, &numbers, &single, &it->inputs,
+                                tuple, &places, &capturing, &forget_error, &stores_results, &keeps_workspace, &it->increment, tuple, &written);
+    });
+    if (it == nullptr) return nullptr;
+    Owned made(reinterpret_cast<PyObject*>(it));
     const Py_ssize_t count = PyTuple_GET_SIZE(places);
-    if (count > most_pointers || PyTuple_GET_SIZE(outputs) > most_tensors || PyTuple_GET_SIZE(written) > most_tensors) {
+    if (count > most_pointers || PyTuple_GET_SIZE(it->outputs) > most_tensors || PyTuple_GET_SIZE(written) > most_tensors) {
         PyErr_SetString(PyExc_ValueError, "too many buffers");
         return nullptr;
     }
-    Launcher* const it = reinterpret_cast<Launcher*>(type->tp_alloc(type, 0));
-    if (it == nullptr) return nullptr;
     it->vectorcall = launch;
-    it->name = Py_NewRef(name);
-    it->module = Py_NewRef(module);
-    it->plain = Py_NewRef(plain);
-    it->failed = Py_NewRef(failed);
-    it->empty = Py_NewRef(empty);
-    it->outputs = Py_NewRef(outputs);
-    it->workspace = Py_NewRef(workspace);
-    it->stream = Py_NewRef(stream);
-    it->current = Py_NewRef(current);
-    it->device = Py_NewRef(device);
-    it->increment = Py_NewRef(increment);
     it->entry = reinterpret_cast<void*>(std::uintptr_t(entry));
     it->numbers = reinterpret_cast<void*>(std::uintptr_t(numbers));
     it->store.capturing = reinterpret_cast<int (*)(void*, int*)>(std::uintptr_t(capturing));
@@ -270,24 +208,16 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->store.stores_results = stores_results != 0;
     it->store.keeps_workspace = keeps_workspace != 0;
     it->single = single != 0;
-    it->inputs = inputs;
     it->count = int(count);
     for (int i = 0; i < it->count; ++i) {
         int from, number;
         long long offset;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(places, i), "iiL", &from, &number, &offset)) {
-            Py_DECREF(it);
-            return nullptr;
-        }
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(places, i), "iiL", &from, &number, &offset)) return nullptr;
         it->places[i] = {From(from), number, std::intptr_t(offset)};
     }
     it->written_count = int(PyTuple_GET_SIZE(written));
     for (int i = 0; i < it->written_count; ++i) it->written[i] = int(PyLong_AsLong(PyTuple_GET_ITEM(written, i)));
-    if (PyErr_Occurred()) {
-        Py_DECREF(it);
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject*>(it);
+    return PyErr_Occurred() ? nullptr : made.given();
 }
 
 inline PyMemberDef launcher_members[] = {
@@ -301,9 +231,9 @@ inline PyMemberDef launcher_members[] = {
 inline PyType_Slot launcher_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(launcher_new)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_traverse, reinterpret_cast<void*>(launcher_traverse)},
+    {Py_tp_traverse, reinterpret_cast<void*>(LauncherReferences::traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(launcher_clear)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(launcher_dealloc)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(LauncherReferences::dealloc)},
     {Py_tp_members, launcher_members},
     {0, nullptr},
 };

@@ -19,7 +19,13 @@ struct Recording {
     PyObject* witness;   // a tuple of one tensor that records gradients
     bool owned;          // whether the model has it; else one of the inputs has to record them
     std::uint64_t count;  // calls that were served
+
+    void release() {}
 };
+
+using RecordingReferences =
+    References<Recording, &Recording::model, &Recording::enabled, &Recording::kinds, &Recording::strange, &Recording::methods,
+               &Recording::entries, &Recording::fits, &Recording::witness>;
 
 inline PyTypeObject* recording_type = nullptr;
 inline PyObject* requires_grad_name = nullptr;
@@ -47,10 +53,8 @@ inline int records(const Recording* it, PyObject* value, int depth) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(it->kinds); ++i) {
         if (reinterpret_cast<PyObject*>(type) != PyTuple_GET_ITEM(it->kinds, i)) continue;
         if (it->owned) return 1;
-        PyObject* const answer = PyObject_GetAttr(value, requires_grad_name);
-        if (answer == nullptr) return -1;
-        Py_DECREF(answer);
-        return answer == Py_True ? 2 : 1;
+        const Owned answer(PyObject_GetAttr(value, requires_grad_name));
+        return answer == nullptr ? -1 : answer == Py_True ? 2 : 1;
     }
     if (value == Py_None || type == &PyBool_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type) return 1;
     if (depth == 0) return 0;
@@ -66,14 +70,10 @@ inline int records(const Recording* it, PyObject* value, int depth) {
     if (strange != 0) return strange < 0 ? -1 : 0;
     if (it->owned) return 1;  // whatever it is, the model's own tensor decides
     if (_PyType_Lookup(type, dataclass_name) == nullptr) return 0;
-    PyObject* const entries = PyObject_GenericGetDict(value, nullptr);
-    if (entries == nullptr) {
-        PyErr_Clear();  // its fields are in slots
-        return 0;
-    }
-    const int found = entries_record(it, entries, depth - 1);
-    Py_DECREF(entries);
-    return found;
+    const Owned entries(PyObject_GenericGetDict(value, nullptr));
+    if (entries != nullptr) return entries_record(it, entries, depth - 1);
+    PyErr_Clear();  // its fields are in slots
+    return 0;
 }
 
 // 1 where the call records gradients, and nothing is unusual.
@@ -99,12 +99,8 @@ inline int is_recorded(Recording* it, PyObject* given, PyObject* keywords) {
         right = both(right, records(it, keywords, deepest));
     }
     if (right < (it->owned ? 1 : 2)) return right < 0 ? right : 0;
-    PyObject* const fits = Py_NewRef(it->fits);
-    PyObject* const witness = Py_NewRef(it->witness);
-    const int same = tensors_fit(fits, witness);
-    Py_DECREF(fits);
-    Py_DECREF(witness);
-    return same;
+    const Owned fits(Py_NewRef(it->fits)), witness(Py_NewRef(it->witness));
+    return tensors_fit(fits, witness);
 }
 
 // The result of the model's own forward, or `missed`.
@@ -140,34 +136,12 @@ inline PyObject* recording_renew(PyObject* self, PyObject* args) {
     Py_RETURN_NONE;
 }
 
-inline int recording_traverse(PyObject* self, visitproc visit, void* arg) {
-    Recording* const it = reinterpret_cast<Recording*>(self);
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(it->model);
-    Py_VISIT(it->methods);
-    Py_VISIT(it->entries);
-    Py_VISIT(it->witness);
-    return 0;
-}
-
-inline void recording_dealloc(PyObject* self) {
-    Recording* const it = reinterpret_cast<Recording*>(self);
-    PyObject_GC_UnTrack(self);
-    for (PyObject** held : {&it->model, &it->enabled, &it->kinds, &it->strange, &it->methods, &it->entries, &it->fits, &it->witness}) Py_CLEAR(*held);
-    free_instance(self);
-}
-
 // Recording(model, enabled, kinds, strange)
 inline PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *model, *enabled, *kinds, *strange;
-    if (!PyArg_ParseTuple(args, "OOO!O!", &model, &enabled, &PyTuple_Type, &kinds, &PyTuple_Type, &strange)) return nullptr;
-    Recording* const it = reinterpret_cast<Recording*>(type->tp_alloc(type, 0));
-    if (it == nullptr) return nullptr;
-    it->model = Py_NewRef(model);
-    it->enabled = Py_NewRef(enabled);
-    it->kinds = Py_NewRef(kinds);
-    it->strange = Py_NewRef(strange);
-    return reinterpret_cast<PyObject*>(it);
+    return reinterpret_cast<PyObject*>(RecordingReferences::made(type, [&](Recording* it) {
+        PyTypeObject* const tuple = &PyTuple_Type;
+        return PyArg_ParseTuple(args, "OOO!O!", &it->model, &it->enabled, tuple, &it->kinds, tuple, &it->strange);
+    }));
 }
 
 inline PyMethodDef recording_methods[] = {
@@ -178,8 +152,8 @@ inline PyMethodDef recording_methods[] = {
 
 inline PyType_Slot recording_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(recording_new)},
-    {Py_tp_traverse, reinterpret_cast<void*>(recording_traverse)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(recording_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(RecordingReferences::traverse)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(RecordingReferences::dealloc)},
     {Py_tp_methods, recording_methods},
     {0, nullptr},
 };

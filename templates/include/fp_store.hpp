@@ -1,8 +1,7 @@
 // Memory that a launcher has before a call asks for it.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fp_objects.hpp"
 
 namespace fp {
 
@@ -34,17 +33,14 @@ inline void clear_store(Store& store) {
 // The results of a call, which nobody has seen: a tuple of tensors; null with an exception set.
 inline PyObject* new_results(PyObject* empty, PyObject* outputs) {
     const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
-    PyObject* const results = PyTuple_New(count);
+    Owned results(PyTuple_New(count));
     if (results == nullptr) return nullptr;
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject* const made = PyObject_Call(empty, PyTuple_GET_ITEM(outputs, i), nullptr);
-        if (made == nullptr) {
-            Py_DECREF(results);
-            return nullptr;
-        }
-        PyTuple_SET_ITEM(results, i, made);
+        if (made == nullptr) return nullptr;
+        PyTuple_SET_ITEM(+results, i, made);
     }
-    return results;
+    return results.given();
 }
 
 // Whether the store serves a call on `stream`; one for another stream gives way when the second call in a row comes there.

@@ -22,7 +22,7 @@ from fusepass.codegen.render import render
 from fusepass.codegen.schedule import ranking
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import Region, region, tensor_of
+from tests.support.regions import Region, computing_again, region, tensor_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -154,7 +154,7 @@ def _made(case: Case) -> tuple[Region, Program]:
     x = x.to(memory_format=torch.channels_last) if case.last else x
     made = region(function, x, *numbers, cuda=True)
     options = pass_options(SMALL, AnchorSource.GENERATED)
-    options = replace(options, again=lambda program, first, second: case.twice, seconds=seconds)
+    options = replace(computing_again(options, lambda program, first, second: case.twice), seconds=seconds)
     return made, made.passed(options if case.keeps else replace(options, longest_cached_row=1))
 
 

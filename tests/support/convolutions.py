@@ -18,7 +18,7 @@ from fusepass.codegen.ir.expr import Builder, Expr, Op, ReduceOp
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Reduction, Ref, Role, Store
-from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.partials import Pieces
@@ -58,6 +58,17 @@ class Case:
         """The shape of the weight."""
         first, second = (self.source[1], self.out_channels) if self.transposed else (self.out_channels, self.source[1])
         return (first, second // self.groups, *self.kernel)
+
+    @property
+    def computed_by(self) -> AnchorSource:
+        """Who computes it."""
+        if self.plain:
+            return AnchorSource.ARITHMETIC
+        if not self.halves:
+            return AnchorSource.GENERATED
+        if self.held:
+            return AnchorSource.REGISTER_STATIONARY
+        return AnchorSource.TILED_HALVES if self.tiled else AnchorSource.HALVES
 
     @property
     def geometry(self) -> tuple[object, ...]:
@@ -243,12 +254,11 @@ def _generated(
         fits = serves_product if isinstance(kernel.anchor, Product) else serves
         return facts is None or fits(made, kernel, facts)
 
-    warps = 4 if case.halves else case.warps
-    kinds = {"halves": case.halves, "tiled": case.tiled, "held": case.held, "plain": case.plain}
+    options = AnchorOptions(choose, case.computed_by, warps=4 if case.halves else case.warps, pieces=pieces)
     if not case.filled:
-        return generate_anchors(program, builder, choose, pieces, warps, **kinds)
+        return generate_anchors(program, builder, options)
     with patch.dict(scales_of.__kwdefaults__, least=0):
-        made = generate_anchors(program, builder, choose, pieces, warps, **kinds)
+        made = generate_anchors(program, builder, options)
     return fill_products(made, builder, lambda program, kernel: True)
 
 

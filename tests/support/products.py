@@ -13,7 +13,7 @@ from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Builder, Op
 from fusepass.codegen.ir.index import Axis, axis_index, contiguous_strides, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Program, Ref, Role, Store
-from fusepass.codegen.passes.anchors import generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.operands import Seconds
 from fusepass.codegen.passes.products import split_products
@@ -118,9 +118,8 @@ def generated(case: Case, *, chain: bool = True, copied: bool = False) -> Progra
     """The same with the product as a kernel, in pieces where the case says so; of copies of all operands that may have one, if `copied`."""
     builder = Builder()
     seconds: Seconds | None = (lambda program, kernel: -len(program.kernels)) if copied else None
-    program = generate_anchors(
-        program_of(case, chain=chain), builder, lambda program, kernel: True, product_seconds=seconds
-    )
+    options = AnchorOptions(lambda program, kernel: True, product_seconds=seconds)
+    program = generate_anchors(program_of(case, chain=chain), builder, options)
     if case.length is not None:
         length = case.length
         program = split_products(program, builder, lambda program, kernel: length)

@@ -24,6 +24,7 @@ from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tensor import TORCH
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.pipeline import PassOptions, run_passes
+from fusepass.codegen.passes.rematerialisation import Rematerialise
 from fusepass.codegen.passes.split import SplitPolicy
 from fusepass.patterns.deciding import note_rounded
 from fusepass.patterns.effects import writes
@@ -40,6 +41,12 @@ TINY = PassOptions(SplitPolicy(workers=64, least_piece=4, lanes=2), longest_cach
 
 TILES = replace(NO_SPLIT, separate_from=1)
 """Passes for a device whose kernels exchange tiles."""
+
+
+def computing_again(options: PassOptions, again: Rematerialise) -> PassOptions:
+    """Passes that ask `again` whether convolutions and windows are computed twice."""
+    assert options.anchors is not None
+    return replace(options, anchors=replace(options.anchors, again=again))
 
 
 @dataclass(frozen=True)

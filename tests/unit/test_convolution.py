@@ -23,7 +23,7 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Kernel, Program, Ref, Role
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.schedule_convolution.multistage import MultistageSchedule
@@ -124,7 +124,7 @@ def test_reductions_over_channels(name: str, over: Over, warps: int) -> None:
 def test_what_a_block_cannot_reduce_is_reduced_apart() -> None:
     def kernels(case: Case) -> list[bool]:
         choose = functools.partial(serves, facts=H200)
-        program = generate_anchors(reduced(case, Over.SOFTMAX), Builder(), choose)
+        program = generate_anchors(reduced(case, Over.SOFTMAX), Builder(), AnchorOptions(choose))
         verify(program)
         return [kernel.anchor is not None and not kernel.is_pointwise for kernel in program.kernels]
 
@@ -151,7 +151,7 @@ def test_few_channels_stream_where_a_block_has_no_room_for_the_weights() -> None
     case = Case((1, 8, 22, 134), 64, (6, 6), (4, 4), (0, 0), (1, 1))
     choose = functools.partial(serves, facts=H200)
     assert not serves(*_kernel(generated(case)), H200)
-    program = generate_anchors(program_of(case), Builder(), choose)
+    program = generate_anchors(program_of(case), Builder(), AnchorOptions(choose))
     verify(program)
     assert isinstance(schedule_convolution(program.kernels[1], program, H200), MultistageSchedule)
     assert not preferred(program, program.kernels[1], H200)
@@ -302,7 +302,7 @@ def test_a_transposed_convolution_of_borders_alone_is_left(channels: int) -> Non
     """No element of the result has a tap: with one output per axis, padding takes away all that has."""
 
     def generates(case: Case) -> bool:
-        program = generate_anchors(program_of(case), Builder(), functools.partial(serves, facts=H200))
+        program = generate_anchors(program_of(case), Builder(), AnchorOptions(functools.partial(serves, facts=H200)))
         return any(kernel.anchor is not None for kernel in program.kernels)
 
     case = Case((1, channels, 2, 2), 3, (1, 1), (2, 2), (1, 1), (1, 1), transposed=True)
@@ -350,7 +350,7 @@ def test_what_no_kernel_does_stays_with_the_library() -> None:
     program = program_of(CASES["2d"])
     (call,) = program.calls
     biased = replace(program, calls=(replace(call, args=(*call.args[:2], Ref("bias"), *call.args[3:])),))
-    assert generate_anchors(biased, Builder(), lambda program, kernel: True) == biased
+    assert generate_anchors(biased, Builder(), AnchorOptions(lambda program, kernel: True)) == biased
 
 
 @pytest.mark.parametrize("facts", [H200, replace(H200, arch="sm_80", shared_bytes_per_block=163 << 10)])

@@ -22,7 +22,7 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_convolution import preferred, schedule_convolution, serves
 from fusepass.codegen.toolchain import include_directory
@@ -76,7 +76,7 @@ def test_reductions_over_positions(name: str, across: Across, warps: int) -> Non
 @pytest.mark.parametrize("over", Over)
 def test_reductions_over_channels_are_left(over: Over) -> None:
     """No block has the channels of several groups."""
-    serving = functools.partial(serves, facts=H200)
+    serving = AnchorOptions(functools.partial(serves, facts=H200))
     for case in (GROUPED["2 groups, 2d"], GROUPED["2 groups of many channels"]):
         program = generate_anchors(reduced(case, over), Builder(), serving)
         verify(program)
@@ -92,7 +92,7 @@ def test_pooled_phases() -> None:
         return F.max_pool2d(F.conv_transpose2d(x, w, bias, stride=2, padding=1, groups=3), 2)
 
     made = region(model, torch.empty(2, 12, 5, 9), torch.empty(12, 3, 4, 4), torch.empty(9))
-    program = generate_anchors(made.program, made.builder, functools.partial(serves, facts=H200))
+    program = generate_anchors(made.program, made.builder, AnchorOptions(functools.partial(serves, facts=H200)))
     assert anchor_of(program).pooled is not None
     check(program)
 

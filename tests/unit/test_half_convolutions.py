@@ -17,7 +17,7 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_product import schedule_product
 from fusepass.codegen.schedule_product.tiles import TILINGS, Tiling
@@ -42,6 +42,8 @@ from tests.support.products import H200, ONE, tiling_id
 from tests.support.regions import region, trace
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
+
+EVERY_HALVED = AnchorOptions(lambda program, kernel: True, AnchorSource.HALVES, warps=4)
 
 TYPES = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -117,7 +119,7 @@ CASES |= {
 
 def halved(case: Case) -> Program:
     program = program_of(case)
-    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+    return generate_anchors(program, Builder(), EVERY_HALVED)
 
 
 def operands(case: Case, seed: int = 0) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.passes.axes import order_and_merge
 from fusepass.codegen.passes.halves import scales_of
 from fusepass.codegen.passes.products import split_products
@@ -44,18 +44,19 @@ from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import told_by_ptxas
-from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.precision import cudnn
 from tests.support.products import H200, ONE, tiling_id
 from tests.support.regions import trace
+
+EVERY_HALVED = AnchorOptions(lambda program, kernel: True, AnchorSource.HALVES, warps=4)
 
 
 def halved(case: Case, *, chain: bool = True) -> Program:
     """The case with its convolution as a product of halves."""
     rounded = replace(case, precision=Precision.TF32, warps=4)
     program = program_of(rounded, chain=chain)
-    return generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+    return generate_anchors(program, Builder(), EVERY_HALVED)
 
 
 def product_kernel(program: Program) -> int:
@@ -182,16 +183,6 @@ def test_values_of_columns_that_are_neighbours(
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["2d, strided and dilated", "transposed, by 2"])
-def test_values_on_a_cpu(name: str) -> None:
-    case = CASES[name]
-    program = halved(case)
-    given = operands(case)
-    found = run_native(program, memory(case, given))["y"].reshape(case.result)
-    assert (np.abs(found - exact(case, given)) <= bound(case, given)).all()
-
-
-@needs_compiler
 @pytest.mark.parametrize("length", [64, 128])
 def test_sums_in_pieces(length: int) -> None:
     case = CASES["3d"]
@@ -277,7 +268,7 @@ def test_what_stays_as_it_was() -> None:
     )
     for other in others:
         program = program_of(replace(other, warps=4))
-        made = generate_anchors(program, Builder(), lambda program, kernel: True, warps=4, halves=True)
+        made = generate_anchors(program, Builder(), EVERY_HALVED)
         assert not any(isinstance(kernel.anchor, Product) for kernel in made.kernels)
 
 

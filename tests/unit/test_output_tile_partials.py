@@ -21,7 +21,7 @@ from fusepass.codegen.schedule import schedule
 from fusepass.errors import ScheduleError
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
-from tests.support.regions import Region, region, tensor_of
+from tests.support.regions import Region, computing_again, region, tensor_of
 
 SMALL = replace(DeviceFacts.h200(), multiprocessors=1, l2_bytes=4096)
 H200 = DeviceFacts.h200()
@@ -96,8 +96,8 @@ def _made(name: str, *, twice: bool = False) -> tuple[Region, Program]:
     function, sizes, dtype = CASES[name]
     made = region(function, *(torch.randn(size).to(dtype) for size in sizes))
     options = pass_options(SMALL, AnchorSource.GENERATED)
-    options = replace(options, again=lambda program, first, second: twice, longest_cached_row=1)
-    return made, made.passed(options)
+    options = computing_again(options, lambda program, first, second: twice)
+    return made, made.passed(replace(options, longest_cached_row=1))
 
 
 AGAIN = batch, groups, row

@@ -16,7 +16,7 @@ from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.codegen.passes.anchors import AnchorSource, generate_anchors
+from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.render import render
 from fusepass.codegen.search.space import CandidateSpec, search_space
 from tests.support.convolutions import (
@@ -37,6 +37,8 @@ from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
 
 H200 = DeviceFacts.h200()
+
+EVERY = AnchorOptions(lambda program, kernel: True, warps=4)
 
 
 def check(program: Program) -> None:
@@ -107,7 +109,7 @@ def test_reductions_over_positions_are_in_the_kernel(across: Across) -> None:
 
 def test_what_reduces_over_channels_goes_before() -> None:
     case = replace(POINTWISE["2d"], warps=4)
-    program = generate_anchors(reduced(case, Over.LOGSUMEXP), Builder(), lambda program, kernel: True, warps=4)
+    program = generate_anchors(reduced(case, Over.LOGSUMEXP), Builder(), EVERY)
     assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
 
 
@@ -131,7 +133,7 @@ def test_what_reduces_over_channels_goes_before() -> None:
     ],
 )
 def test_what_is_no_product_of_its_tensors_is_none(case: Case) -> None:
-    program = generate_anchors(program_of(case), Builder(), lambda program, kernel: True, warps=4)
+    program = generate_anchors(program_of(case), Builder(), EVERY)
     assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
 
 
@@ -140,7 +142,7 @@ def test_positions_must_be_one_dimension_in_memory() -> None:
     source = program.buffer("x")
     strided = replace(source, strides=(*source.strides[:2], 2 * source.strides[2], source.strides[3]))
     buffers = tuple(strided if buffer is source else buffer for buffer in program.buffers)
-    program = generate_anchors(replace(program, buffers=buffers), Builder(), lambda program, kernel: True, warps=4)
+    program = generate_anchors(replace(program, buffers=buffers), Builder(), EVERY)
     assert not any(isinstance(kernel.anchor, Product) for kernel in program.kernels)
 
 

@@ -18,6 +18,7 @@ from fusepass.codegen.ir.product import Arithmetic, Product
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.ir.verify import verify
+from fusepass.codegen.passes.anchors import AnchorOptions
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule_product import (
     ProductSchedule,
@@ -33,7 +34,6 @@ from tests import compile_cuda
 from tests.support.emulate import emulate, needs_compiler
 from tests.support.interpret import interpret
 from tests.support.machine_code import told_by_ptxas
-from tests.support.native import run_native
 from tests.support.numpy_ops import Array
 from tests.support.products import BF16, CASES, F16, F32, H200, ONE, TILED, Case, assert_close, generated, tiling_id
 from tests.support.regions import NO_SPLIT, memory_of, region, tensor_of
@@ -65,17 +65,6 @@ def test_values_where_nothing_is_aligned(name: str) -> None:
     program = generated(case)
     inputs = inputs_of(program)
     assert_close(case, program, run(program, ONE, inputs, aligned=False), interpret(program, inputs))
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "name", ["linear, odd", "both turned", "a batch, in pieces", "half, odd", "bfloat16, in pieces"]
-)
-def test_values_on_a_cpu(name: str) -> None:
-    case = CASES[name]
-    program = generated(case)
-    inputs = inputs_of(program)
-    assert_close(case, program, run_native(program, inputs), interpret(program, inputs))
 
 
 def with_tiling(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, program: Program) -> bool:
@@ -212,7 +201,7 @@ ABSORBED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
     "scaled sum of halves": (_scaled, (torch.randn(2, 3, 1).half(), torch.randn(2, 3, 6).half(), torch.randn(2, 6, 4).half())),
 }  # fmt: skip
 
-ALWAYS = replace(NO_SPLIT, anchors=lambda program, kernel: True)
+ALWAYS = replace(NO_SPLIT, anchors=AnchorOptions(lambda program, kernel: True))
 IN_PIECES = replace(ALWAYS, product_length=lambda program, kernel: 2)
 
 

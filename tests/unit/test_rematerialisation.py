@@ -18,7 +18,7 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule_convolution import pays_twice
 from tests.support.emulate import emulate, needs_compiler
-from tests.support.regions import region
+from tests.support.regions import computing_again, region
 from tests.support.thinned import thinned
 from tests.support.values import check_values
 from tests.unit.test_render_cuda import inputs_of
@@ -33,7 +33,7 @@ def program_of(model: Model, out: int = 20, *, twice: bool = True, size: tuple[i
     x, w, b = torch.randn(size), torch.randn(out, size[1], *(3,) * (len(size) - 2)), torch.randn(out)
     made = region(lambda x, w, b: model(F.conv2d(x, w, b), b * 2 + 3, b), x, w, b)
     options = pass_options(SMALL, AnchorSource.HALVES)
-    return made.passed(replace(options, again=lambda program, first, second: twice))
+    return made.passed(computing_again(options, lambda program, first, second: twice))
 
 
 def convolutions(program: Program) -> list[Kernel]:
@@ -155,5 +155,5 @@ def test_cost_decides(out: int, kernel: int, wanted: bool) -> None:
         return asked[-1]
 
     made = region(lambda x, w, b: batch(F.conv2d(x, w, b), b, b), x, w, b)
-    made.passed(replace(pass_options(H200, AnchorSource.HALVES), again=again))
+    made.passed(computing_again(pass_options(H200, AnchorSource.HALVES), again))
     assert asked == [wanted]

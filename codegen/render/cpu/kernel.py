@@ -7,15 +7,14 @@ import functools
 from fusepass.codegen.ir.conversions import narrowed, widened_along
 from fusepass.codegen.ir.expr import Builder, Load
 from fusepass.codegen.ir.pieces import cut
-from fusepass.codegen.ir.product import Product
-from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.ir.unroll import unroll_windows
 from fusepass.codegen.render.cpu.loops import SIMD, KernelWriter
-from fusepass.codegen.render.cpu.product import ProductWriter
 from fusepass.codegen.render.cpu.rows.inner import InnerWriter
 from fusepass.codegen.render.cpu.rows.outer import OuterWriter
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_cpu import CpuSchedule, Walk
 
 _UNROLLED_WINDOW = 32  # points
@@ -23,14 +22,10 @@ _PIECE = 16  # elements: a vector
 _PIECES = 64  # loops
 
 
-def kernel_body(
-    kernel: Kernel, program: Program, schedule: CpuSchedule, pointers: dict[str, str], names: Identifiers
-) -> list[str]:
-    """The statements that run `kernel`; `pointers` are the buffers' names, and `names` has what is taken."""
-    if isinstance(kernel.anchor, Product):
-        return ProductWriter(kernel, program, schedule, names, pointers).lines()
+def kernel_body(kernel: Kernel, schedule: CpuSchedule, place: Place) -> list[str]:
+    """The statements that run `kernel`."""
     kernel = unroll_windows(kernel, Builder(), _UNROLLED_WINDOW)
-    return _WRITERS[schedule.walk](kernel, program, schedule, names, pointers).lines()
+    return _WRITERS[schedule.walk](kernel, schedule, place).lines()
 
 
 class PointwiseWriter(KernelWriter):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.index import Axis
@@ -11,36 +10,15 @@ from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cpu.kernel import kernel_body
 from fusepass.codegen.render.cpu.loops import FAULT, memory_type
-from fusepass.codegen.render.numbers import Slot, plain, slot, unpacked, with_slot
+from fusepass.codegen.render.numbers import Slot, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import Identifiers
-from fusepass.codegen.render.template import fill
-from fusepass.codegen.render.unit import descriptions, passed, stored_once, title
+from fusepass.codegen.render.unit import KernelText, LibraryText, Place, descriptions, passed, stored_once, title
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_cpu import CpuSchedule, cpu_schedule
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.source import Source
 
 INCLUDED = ("fp_half.h", "fp_index.h", "fp_lanes.h", "fp_rows.h")
 INDIRECT = ("fp_cast.h", "fp_common.h", "fp_functions.h", "fp_libm.h", "fp_random.h", "fp_scalar.h", "fp_states.h")
-
-
-@dataclass(frozen=True)
-class KernelText:
-    name: str
-    comment: tuple[str, ...]
-    parameters: tuple[str, ...]
-    body: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LibraryText:
-    title: str
-    comment: tuple[str, ...]
-    headers: tuple[str, ...]
-    kernels: tuple[KernelText, ...]
-    entry: str
-    parameters: tuple[str, ...]
-    calls: tuple[str, ...]
-    status: str
 
 
 def render_cpu(
@@ -65,7 +43,7 @@ def render_cpu(
         parameters = [*(_parameter(buffer, kernel, pointers[buffer.name], shared) for buffer in touched), *report[0]]
         parameters[-1] += slot(Slot.PARAMETERS, name, "int64_t" if plan.wide else "int")
         once = stored_once(kernel, program, pointers, names)
-        body = (*once, *kernel_body(kernel, program, plan, pointers, names.copy()))
+        body = (*once, *kernel_body(kernel, plan, Place(program, pointers, names.copy())))
         kernels.append(KernelText(name, _kernel_comment(kernel, name, plan), tuple(parameters), body))
         arguments = [f"static_cast<{memory_type(b.dtype)}*>({pointers[b.name]})" for b in touched] + report[1]
         calls += [f"{name}(", *passed(arguments, name)]
@@ -79,13 +57,10 @@ def render_cpu(
         parameters=with_slot(
             [f"void* {pointers[b.name]}" if b.name in used else "void*" for b in program.arguments], Slot.ENTRY
         ),
-        calls=unpacked([f"int {FAULT} = 0;", *calls] if checks else calls),
+        body=unpacked([f"int {FAULT} = 0;", *calls] if checks else calls),
         status=FAULT if checks else "0",
     )
-    marked = fill("cpu/library.cpp.j2", library=library)
-    text = marked if general else plain(marked)
-    included = tuple(sorted((*headers, *INDIRECT)))
-    return Source(program.name + overrides.suffix, entry, Target.CPU, text, included, facts.arch)
+    return library.source(program.name + overrides.suffix, facts, INDIRECT, marked=general)
 
 
 def describe_cpu(kernel: Kernel, plan: CpuSchedule) -> str:

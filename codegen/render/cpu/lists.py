@@ -10,14 +10,13 @@ from fusepass.codegen.ir.conversions import converts_along
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Store
 from fusepass.codegen.render.cpu.kernel import PointwiseWriter
-from fusepass.codegen.render.cpu.library import INCLUDED, INDIRECT, KernelText, LibraryText
+from fusepass.codegen.render.cpu.library import INCLUDED, INDIRECT
 from fusepass.codegen.render.cpu.loops import memory_type
-from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Scope
 from fusepass.codegen.render.spelling import Identifiers, block
-from fusepass.codegen.render.template import fill
+from fusepass.codegen.render.unit import KernelText, LibraryText, Place, title_of_list
 from fusepass.codegen.schedule_cpu import LEAST_PARALLEL, CpuSchedule, Walk
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.source import Source
 
 _PIECE = 1 << 13  # elements that a thread takes at a time
 _CONVERTED = 1 << 10  # at once, where halves become floats
@@ -32,7 +31,7 @@ def render_list(program: Program, sizes: Sequence[int], facts: DeviceFacts) -> S
     count, first = names.exact("sizes"), names.exact("first")
     pieces = [0, *accumulate(-(-size // _PIECE) for size in sizes)]
     library = LibraryText(
-        title=f"{program.name}, for each of {len(sizes)} members ({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
+        title=title_of_list(program, sizes),
         comment=(),
         headers=(*INCLUDED, "fp_list.h"),
         kernels=(
@@ -45,17 +44,14 @@ def render_list(program: Program, sizes: Sequence[int], facts: DeviceFacts) -> S
         ),
         entry=entry,
         parameters=(f"void* const* {given}",),
-        calls=(
+        body=(
             f"static const int64_t {count}[] = {{{', '.join(map(str, sizes))}}};",
             f"static const int {first}[] = {{{', '.join(map(str, pieces))}}};",
             f"fp::for_pieces({given}, {len(program.arguments)}, {count}, {first}, {len(sizes)}, {_PIECE}, "
             f"{str(_is_shared(sizes)).lower()}, {name});",
         ),
-        status="0",
     )
-    text = plain(fill("cpu/library.cpp.j2", library=library))
-    included = tuple(sorted((*library.headers, *INDIRECT)))
-    return Source(program.name, entry, Target.CPU, text, included, facts.arch, of_list=True)
+    return library.source(program.name, facts, INDIRECT, of_list=True)
 
 
 def describe_list(program: Program, sizes: Sequence[int]) -> str:
@@ -78,23 +74,14 @@ def _body(program: Program, names: Identifiers, given: str, begin: str, end: str
         lines.append(f"{kind}* const {pointers[buffer.name]} = static_cast<{kind}*>({given}[{column}]);")
     chunk = _CONVERTED if converts_along(axis, kernel, program) else _PIECE
     schedule = CpuSchedule(Walk.POINTWISE, parallel=False, chunk=chunk)
-    return [*lines, *_PieceWriter(kernel, program, schedule, names, pointers, begin, end).lines()]
+    return [*lines, *_PieceWriter(kernel, schedule, Place(program, pointers, names), begin, end).lines()]
 
 
 class _PieceWriter(PointwiseWriter):
     """From where a piece begins to where it ends, by chunks."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        schedule: CpuSchedule,
-        names: Identifiers,
-        pointers: dict[str, str],
-        begin: str,
-        end: str,
-    ) -> None:
-        super().__init__(kernel, program, schedule, names, pointers)
+    def __init__(self, kernel: Kernel, schedule: CpuSchedule, place: Place, begin: str, end: str) -> None:
+        super().__init__(kernel, schedule, place)
         self._begin, self._end = begin, end
 
     def write(self, scope: Scope) -> None:

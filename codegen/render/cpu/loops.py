@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Expr, ReductionResult
 from fusepass.codegen.ir.index import Axis
-from fusepass.codegen.ir.program import Kernel, Program, Store
+from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.render.numbers import free
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block
+from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_cpu import LEAST_PARALLEL, CpuSchedule
 
 SIMD = "#pragma omp simd"
@@ -34,25 +35,16 @@ def from_memory(text: str, dtype: DType) -> str:
 class KernelWriter:
     """Prints the body of one kernel's function; the subclasses are the walks."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        schedule: CpuSchedule,
-        names: Identifiers,
-        pointers: dict[str, str],
-    ) -> None:
-        self.kernel = kernel
-        self.program = program
-        self.schedule = schedule
-        self.names = names
+    def __init__(self, kernel: Kernel, schedule: CpuSchedule, place: Place) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.program, self.names = place.program, place.names
         self.index_type = "int64_t" if schedule.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type, general=schedule.general)
+        self.printer = Printer(place.names, place.pointers, self.index_type, general=schedule.general)
         self.printer.unknown_zero = "fp::zero"
         self.printer.fault = FAULT
         self.rows = tuple(axis for axis in kernel.rows if axis.size != 1)
         self.cols = tuple(axis for axis in kernel.cols if axis.size != 1)
-        self.variables = {axis: names.exact(axis.name) for axis in (*self.rows, *self.cols)}
+        self.variables = {axis: self.names.exact(axis.name) for axis in (*self.rows, *self.cols)}
         self.stats: dict[tuple[str, int], str] = {}
 
     def lines(self) -> list[str]:

@@ -22,13 +22,14 @@ from fusepass.codegen.render.cuda.contraction.convolution.register_stationary im
 from fusepass.codegen.render.cuda.contraction.convolution.results import ConvolutionWriter
 from fusepass.codegen.render.cuda.contraction.convolution.shared_stationary import SharedStationaryWriter
 from fusepass.codegen.render.cuda.contraction.product.kernel import ProductWriter, boxes_of
-from fusepass.codegen.render.cuda.family import Boxes, Family, Headers, Place, Plan, Text, registered
+from fusepass.codegen.render.cuda.family import Boxes, Family, Headers, Plan, Text, registered
 from fusepass.codegen.render.cuda.rows.circular_buffer import CircularBufferWriter
 from fusepass.codegen.render.cuda.rows.multi_row import MultiRowWriter
 from fusepass.codegen.render.cuda.rows.scan import ScanWriter
 from fusepass.codegen.render.cuda.walk.coordinates import LAUNCHED, Grid, framed
 from fusepass.codegen.render.cuda.walk.kernel import KernelWriter
 from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule import RULES, SCAN, STRIPS, TEAM, Rule
 from fusepass.codegen.schedule.plan import Keep, Ranked, Schedule
 from fusepass.codegen.schedule.plan_output_tile import OutputTile

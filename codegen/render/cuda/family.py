@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Kernel, Program
-from fusepass.codegen.render.spelling import Identifiers
+from fusepass.codegen.render.unit import Place as Place
 from fusepass.codegen.schedule.plan import Ranked
 
 
@@ -44,21 +44,6 @@ class Plan(Protocol):
 P = TypeVar("P", bound=Plan)
 Headers = tuple[tuple[Callable[[Kernel, Any], bool], tuple[str, ...]], ...]
 """For each test of a kernel and its plan, the headers of `templates/include` that one needs which passes it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a kernel is written into.
-
-    Attributes:
-        program: has the kernel.
-        pointers: the C names of its buffers.
-        names: knows the identifiers that are taken.
-    """
-
-    program: Program
-    pointers: dict[str, str]
-    names: Identifiers
 
 
 @dataclass(frozen=True)

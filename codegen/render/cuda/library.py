@@ -3,59 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.render.cuda.families import INDIRECT, headers_of, laid
-from fusepass.codegen.render.cuda.family import Boxes, Family, Place, Plan
-from fusepass.codegen.render.numbers import Slot, free, plain, slot, unpacked, with_slot
+from fusepass.codegen.render.cuda.family import Boxes, Family, Plan
+from fusepass.codegen.render.numbers import Slot, free, slot, unpacked, with_slot
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, braces
-from fusepass.codegen.render.template import fill
-from fusepass.codegen.render.unit import descriptions, passed, stored_once, title
+from fusepass.codegen.render.unit import (
+    KernelText,
+    LibraryText,
+    Place,
+    ReplayText,
+    descriptions,
+    passed,
+    stored_once,
+    title,
+)
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
 from fusepass.codegen.schedule_general import Generality
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.source import Source
 
 _MOST_WAITING = 1 << 10  # blocks of a kernel that may have nothing to do
-
-
-@dataclass(frozen=True)
-class KernelText:
-    name: str
-    tables: tuple[str, ...]
-    comment: tuple[str, ...]
-    bounds: str
-    parameters: tuple[str, ...]
-    body: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _ReplayText:
-    """What replays the launches: the function's name, that of the one that launches, those of what it declares, its pointers, how many
-    launches with how many arguments."""
-
-    name: str
-    launcher: str
-    replayed: str
-    where: str
-    pointers: tuple[str, ...]
-    launches: int
-    arguments: int
-
-
-@dataclass(frozen=True)
-class LibraryText:
-    title: str
-    comment: tuple[str, ...]
-    headers: tuple[str, ...]
-    kernels: tuple[KernelText, ...]
-    entry: str
-    parameters: tuple[str, ...]
-    launches: tuple[str, ...]
-    replay: _ReplayText | None
 
 
 def render_cuda(
@@ -91,7 +63,7 @@ def render_cuda(
     zeroed = sum(kernel.team is not None for _, kernel, _ in launched)
     replay = None
     if len(launched) + zeroed > 1 and not general:
-        replay = _ReplayText(
+        replay = ReplayText(
             name=names.exact(f"replay_{program.name}"),
             launcher=names.exact("launch_all"),
             replayed=names.exact("replayed"),
@@ -108,14 +80,10 @@ def render_cuda(
         kernels=tuple(kernels),
         entry=entry,
         parameters=with_slot([f"void* {pointers[buffer.name]}" for buffer in program.arguments], Slot.ENTRY),
-        launches=unpacked(launches),
+        body=unpacked(launches),
         replay=replay,
     )
-    marked = fill("cuda/library.cu.j2", library=library)
-    text = marked if general else plain(marked)
-    included = tuple(sorted({*INDIRECT, *headers}))
-    name = program.name + overrides.suffix
-    return Source(name, entry, Target.CUDA, text, included, facts.arch, replay=replay.name if replay else None)
+    return library.source(program.name + overrides.suffix, facts, INDIRECT, marked=bool(general))
 
 
 def _laid(
@@ -156,7 +124,7 @@ def _kernel_text(
     parameters = (*parameters[:-1], parameters[-1] + slot(Slot.PARAMETERS, name, family.index_type(plan)))
     text = family.write(kernel, plan, place)
     bounds = f"{plan.threads}, {plan.resident}" if plan.resident else str(plan.threads)
-    return KernelText(name, text.tables, tuple(comment), bounds, parameters, text.body)
+    return KernelText(name, tuple(comment), parameters, text.body, text.tables, bounds)
 
 
 def _parameters(kernel: Kernel, program: Program, pointers: dict[str, str]) -> tuple[str, ...]:

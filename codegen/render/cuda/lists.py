@@ -8,12 +8,10 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.ir.expr import Load
 from fusepass.codegen.ir.program import Buffer, Kernel, Program
 from fusepass.codegen.render.cuda.families import ALWAYS, INDIRECT
-from fusepass.codegen.render.cuda.library import KernelText, LibraryText
-from fusepass.codegen.render.numbers import plain
 from fusepass.codegen.render.printer import Printer, Scope
 from fusepass.codegen.render.spelling import C_TYPES, Identifiers, block, either, loop, written
-from fusepass.codegen.render.template import fill
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.render.unit import KernelText, LibraryText, title_of_list
+from fusepass.codegen.source import Source
 
 _THREADS = 256
 _STEPS = 4  # vectors of a thread
@@ -30,30 +28,26 @@ def render_list(program: Program, sizes: Sequence[int], facts: DeviceFacts) -> S
     writer = _Writer(program, kernel, names.copy(), given)
     columns = len(program.arguments)
     library = LibraryText(
-        title=f"{program.name}, for each of {len(sizes)} members ({', '.join(program.inputs)}) -> ({', '.join(program.outputs)})",
+        title=title_of_list(program, sizes),
         comment=(),
         headers=(*ALWAYS, "fp_list.cuh"),
         kernels=(
             KernelText(
                 name,
-                (),
                 (f"{name}: {', '.join(kernel.origin)}", describe_list(program, sizes)),
-                str(_THREADS),
                 (f"const fp::List<{columns}> {given}",),
                 tuple(writer.lines()),
+                bounds=str(_THREADS),
             ),
         ),
         entry=entry,
         parameters=(f"void* const* {pointers}",),
-        launches=(
+        body=(
             f"static const int64_t {count}[] = {{{', '.join(map(str, sizes))}}};",
             f"fp::launch_list<{name}, {columns}>({pointers}, {count}, {len(sizes)}, {writer.piece}, {_THREADS}, stream);",
         ),
-        replay=None,
     )
-    text = plain(fill("cuda/library.cu.j2", library=library))
-    included = tuple(sorted({*INDIRECT, *library.headers}))
-    return Source(program.name, entry, Target.CUDA, text, included, facts.arch, of_list=True)
+    return library.source(program.name, facts, INDIRECT, of_list=True)
 
 
 def describe_list(program: Program, sizes: Sequence[int]) -> str:

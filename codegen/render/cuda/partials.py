@@ -31,9 +31,9 @@ _MOST_WORDS = 4  # of 32 columns each, that the two threads of a row reduce at o
 class PartialStores:
     """The lines that store what was found of a kernel's `Partials`."""
 
-    def __init__(self, kernel: Kernel, pointers: dict[str, str], printer: Printer) -> None:
+    def __init__(self, kernel: Kernel, printer: Printer) -> None:
         assert kernel.partials is not None
-        self.kernel, self.pointers, self.printer = kernel, pointers, printer
+        self.kernel, self.printer = kernel, printer
         self.c = printer.names.locals
         self.partials: Partials = kernel.partials
 
@@ -46,16 +46,16 @@ class PartialStores:
         axes = *self.kernel.lines, self.partials.pieces
         scope = Scope(self.printer, at=dict(zip(axes, (sample, channel, piece), strict=True)))
         states = {reduction.name: self._found(number) for number, reduction in enumerate(self.partials.reductions)}
-        store_partials(self.partials, self.pointers, scope, states)
+        store_partials(self.partials, scope, states)
         return scope.lines
 
 
-def store_partials(partials: Partials, pointers: dict[str, str], scope: Scope, states: Mapping[str, str]) -> None:
+def store_partials(partials: Partials, scope: Scope, states: Mapping[str, str]) -> None:
     """Add the lines that store what the `states` of some reductions, by name, hold to `scope`, which knows sample, channel and piece."""
     for store in partials.stores:
         if isinstance(store.value, ReductionResult) and store.value.reduction in states:
             part = f"{states[store.value.reduction]}.part<{store.value.part}>()"
-            scope.lines.append(f"{pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
+            scope.lines.append(f"{scope.printer.pointers[store.buffer]}[{scope.index(store.index)}] = {part};")
 
 
 class RowStates(PartialStores):
@@ -64,20 +64,13 @@ class RowStates(PartialStores):
     What a warp has of a row is a piece, so that nothing is exchanged between warps or tiles.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        plan: ProductSchedule,
-        pointers: dict[str, str],
-        printer: Printer,
-        index: Callable[[str], str],
-    ) -> None:
+    def __init__(self, kernel: Kernel, plan: ProductSchedule, printer: Printer, index: Callable[[str], str]) -> None:
         """`index` makes a place an index.
 
         Raises:
             ScheduleError: the kernel was made for a device with another schedule.
         """
-        super().__init__(kernel, pointers, printer)
+        super().__init__(kernel, printer)
         self.tiling, self.index = plan.tiling, index
         _, self.batches, self.rows, self.columns = kernel.rows
         if self.partials.pieces.size != plan.pieces:
@@ -252,21 +245,13 @@ class RowStates(PartialStores):
 class PositionStates(PartialStores):
     """The lines of a kernel that have to do with its `Partials`."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        plan: ConvolutionSchedule,
-        tiles: int,
-        rows: object,
-        pointers: dict[str, str],
-        printer: Printer,
-    ) -> None:
+    def __init__(self, kernel: Kernel, plan: ConvolutionSchedule, tiles: int, rows: object, printer: Printer) -> None:
         """`tiles` are those of all samples; `rows` names the 16 channels at hand.
 
         Raises:
             ScheduleError: the kernel was made for a device with another schedule.
         """
-        super().__init__(kernel, pointers, printer)
+        super().__init__(kernel, printer)
         self.plan, self.tiles, self.rows = plan, tiles, rows
         self.high = plan.high if isinstance(plan, MultistageSchedule) else 1
         self.iterations = plan.iterations if isinstance(plan, ChunkSchedule) else 1

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from fusepass.codegen.ir.expr import Expr, ReductionResult, largest
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.ir.program import Kernel, Program
+from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cpu.loops import SIMD, Body, from_memory, memory_type
 from fusepass.codegen.render.cpu.rows.writer import RowsWriter
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_cpu import CpuSchedule
 
 
@@ -19,22 +20,15 @@ class OuterWriter(RowsWriter):
 
     simd_columns = False
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        schedule: CpuSchedule,
-        names: Identifiers,
-        pointers: dict[str, str],
-    ) -> None:
-        super().__init__(kernel, program, schedule, names, pointers)
+    def __init__(self, kernel: Kernel, schedule: CpuSchedule, place: Place) -> None:
+        super().__init__(kernel, schedule, place)
         self.across = self.rows[-1]
         self.lanes = f"[{schedule.width}]"
         # States take all lanes, those past the last row too.
         self.initial = " = {}" if self.across.size % schedule.width or schedule.general else ""
         self.count: int | str = schedule.width
         self.row_values: dict[int, tuple[Expr, str]] = {}
-        self.part_argument = names.exact("lane")
+        self.part_argument = self.names.exact("lane")
         self.lane = f"[{self.part_argument}]"
 
     def state_type(self, state: str) -> str:

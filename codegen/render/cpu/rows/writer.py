@@ -14,11 +14,12 @@ from fusepass.codegen.ir.dataflow import Kept
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Expr, Load, Op, Prefix, ReduceOp
 from fusepass.codegen.ir.index import Index, flat_index
-from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
+from fusepass.codegen.ir.program import Kernel, Reduction, Store
 from fusepass.codegen.render.cpu.loops import SIMD, Body, KernelWriter, from_memory, memory_type
 from fusepass.codegen.render.cpu.rows.columns import points, scaled, tile
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import Identifiers, block
+from fusepass.codegen.render.spelling import block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_cpu import CpuSchedule, general_room, kept_on_cpu
 
 ElementBody = Callable[[Scope, str], None]
@@ -50,17 +51,10 @@ class RowsWriter(KernelWriter, abc.ABC):
     initial: str  # initialiser of arrays
     simd_columns: bool  # whether the innermost loop is over columns
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        schedule: CpuSchedule,
-        names: Identifiers,
-        pointers: dict[str, str],
-    ) -> None:
-        super().__init__(kernel, program, schedule, names, pointers)
+    def __init__(self, kernel: Kernel, schedule: CpuSchedule, place: Place) -> None:
+        super().__init__(kernel, schedule, place)
         kept = kept_on_cpu(kernel) if schedule.keep else ()
-        self.kept: dict[int, tuple[Kept, str]] = {id(k.node): (k, names.numbered("kept")) for k in kept}
+        self.kept: dict[int, tuple[Kept, str]] = {id(k.node): (k, self.names.numbered("kept")) for k in kept}
         self.col_values: list[tuple[Expr, str, Index]] = []
         self.column = flat_index(kernel.cols)
         self.outer, self.tiled, self.trailing = tile(self.cols, schedule.block)

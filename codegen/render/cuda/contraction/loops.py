@@ -10,7 +10,7 @@ from fusepass.codegen.ir.expr import Expr, ReductionResult, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.program import Kernel, Program, Reduction, Store
 from fusepass.codegen.render.printer import Printer, Scope
-from fusepass.codegen.render.spelling import C_TYPES, UNROLL, Identifiers, bare, loop
+from fusepass.codegen.render.spelling import C_TYPES, UNROLL, bare, loop
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,10 @@ class ReductionLoops:
     `rows` is the loop over a thread's rows, where it may have several.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        pointers: dict[str, str],
-        printer: Printer,
-        names: Identifiers,
-        rows: Loop | None = None,
-    ) -> None:
+    def __init__(self, kernel: Kernel, program: Program, printer: Printer, rows: Loop | None = None) -> None:
         assert kernel.anchor is not None
-        self.kernel, self.program, self.pointers, self.printer, self.names = kernel, program, pointers, printer, names
-        self.anchor, self._rows, self.c = kernel.anchor.name, rows, names.locals
+        self.kernel, self.program, self.printer, self.names = kernel, program, printer, printer.names
+        self.anchor, self._rows, self.c = kernel.anchor.name, rows, printer.names.locals
         self._suffix = f"[{rows}]" if rows is not None else ""
         self._states: dict[str, str] = {}
 

@@ -175,7 +175,7 @@ class OutputTilePartials:
         piece = scope.constant("int", self.frame.names.numbered("piece"), place.number)
         scope.define_axis(self.partials.pieces, piece)
         states = {name: f"{place}[threadIdx.x]" for name, place in places.items()}
-        store_partials(self.partials, self.frame.pointers, scope, states)
+        store_partials(self.partials, scope, states)
         return scope.lines
 
 

@@ -138,7 +138,7 @@ class OverRows:
                 span = f"int {other} = 1; {other} < {plan.groups}; ++{other}"
                 lines += block(f"for ({span})", [f"{name}.merge({place}[{other} * {cols} + {column}]);"])
         stores = (replace(each, index=frame.first_lane(each.index)) for each in self.partials.stores)
-        store_partials(replace(self.partials, stores=tuple(stores)), frame.pointers, scope, found)
+        store_partials(replace(self.partials, stores=tuple(stores)), scope, found)
         yield "__syncthreads();"
         span = f"int {column} = threadIdx.x; {column} < {cols}; {column} += {plan.threads}"
         yield from block(f"for ({span})", [*lines, *scope.lines])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.dataflow import Kept, kept_in_memory, kept_values
-from fusepass.codegen.ir.expr import Const, Expr, Masked, ReductionResult, Window, children
+from fusepass.codegen.ir.expr import Const, Expr, ReductionResult, descend, evaluated
 from fusepass.codegen.render.cuda.walk.frame import Frame, Number, Pool
 from fusepass.codegen.render.cuda.walk.states import State
 from fusepass.codegen.render.numbers import free
@@ -127,22 +127,15 @@ class RowValues:
 
     def _frontier(self, roots: Iterable[Expr]) -> list[Expr]:
         """The largest values below `roots` that differ from row to row only, outside masks and windows."""
-        found: dict[int, Expr] = {}
-        seen: set[int] = set()
-        stack = list(roots)
-        while stack:
-            node = stack.pop()
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            if self.frame.arranged.col not in self.frame.dataflow.needs(node):
-                if self.frame.has_lanes(node) and not isinstance(node, ReductionResult | Const):
-                    found[id(node)] = node
-            elif isinstance(node, Masked):
-                stack.append(node.other)
-            elif not isinstance(node, Window):
-                stack.extend(children(node))
-        return list(found.values())
+        frame = self.frame
+
+        def differs(node: Expr) -> bool:
+            return frame.arranged.col in frame.dataflow.needs(node)
+
+        # The last ones first.
+        nodes = descend([*roots][::-1], lambda node: evaluated(node)[::-1] if differs(node) else ())
+        known = ReductionResult | Const
+        return [node for node in nodes if not differs(node) and frame.has_lanes(node) and not isinstance(node, known)]
 
     def bind(self, lanes: Scope) -> None:
         """Make them and the results of reductions known where a lane's row is."""

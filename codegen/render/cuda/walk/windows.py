@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from fusepass.codegen.ir.expr import Expr, Masked, Window, children, walk
+from fusepass.codegen.ir.expr import Expr, Window, descend, evaluated, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.neighbours import Points, Stretch, points, stretches
 from fusepass.codegen.render.cuda.walk.accesses import Ahead, declare_one, load_one, needed
@@ -35,17 +35,8 @@ def vector_windows(frame: Frame, step: Scope, lanes: Scope, roots: Sequence[Expr
 
 def _always(roots: Sequence[Expr], known: Collection[Expr]) -> Iterator[Window]:
     """The outermost windows that `roots` always need."""
-    seen = {id(node) for node in known}
-    stack = list(reversed(roots))
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Window):
-            yield node
-        else:
-            stack.extend((node.other,) if isinstance(node, Masked) else reversed(children(node)))
+    nodes = descend(roots, evaluated, but={id(node) for node in known})
+    return (node for node in nodes if isinstance(node, Window))
 
 
 def _window(frame: Frame, step: Scope, node: Window, ahead: Sequence[Ahead]) -> str:

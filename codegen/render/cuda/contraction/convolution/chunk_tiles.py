@@ -6,6 +6,7 @@ out in chunks; while these are multiplied, the next tile is fetched.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.convolution import HALVES, ROWS, ScaledHalves, ScaledWeights, halves_of_place
@@ -13,18 +14,15 @@ from fusepass.codegen.ir.expr import ReduceOp, ReductionResult, walk
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.chunks import ChunkWriter
-from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
-    Sums,
-    TileWriter,
-    coordinates,
-    dot,
-    plus,
-)
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import PersistentWriter
+from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, coordinates, dot, plus
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
-from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import C_TYPES, block, either
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution.chunks import BLOCK, ChunkSchedule
-from fusepass.codegen.schedule_convolution.tiles import HalvedLaunch, Tiles
+from fusepass.codegen.schedule_convolution.register_stationary import RegisterStationarySchedule
+from fusepass.codegen.schedule_convolution.tiles import Tiles
 
 BINADES, BINADES_BY_PARTS = 24, 15
 """How many powers of two a channel may be smaller than the largest of its tile; the second one where low parts are not scaled
@@ -36,45 +34,58 @@ which TF32 rounds by up to 2^-11 of it; with a low part times 2^11, 2^-26; with 
 _EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)  # whose results do not depend on the order
 
 
-def kept_scales(writer: TileWriter, plan: HalvedLaunch, factors: str) -> Iterable[str]:
-    """Room for what scales are made of, from `factors` on; the exponents of all input channels and of a block's output channels are kept there."""
-    c, halves, ins, count = writer.c, writer.anchor.halves, plan.channels, plan.block_channels
-    assert isinstance(halves, ScaledWeights)
-    yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
-    yield f"float* const {c.factors} = {factors};"
-    yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
-    yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {ins * plan.largest_parts});"
-    keep = f"fp::keep_exponents<{plan.threads}>({c.exponents}"
-    yield f"{keep}, {writer.pointers[halves.channels]}, 0, {ins}, {ins});"
-    yield f"{keep} + {ins}, {writer.pointers[halves.outs]}, {c.first_channel}, {count}, {writer.sizes[1]});"
+class ScaledTiles(PersistentWriter, abc.ABC):
+    """What writers share whose kernels make halves of tiles of the input themselves."""
 
+    whole = True
+    plan: ChunkSchedule | RegisterStationarySchedule
 
-def tile_scale(writer: TileWriter, plan: HalvedLaunch, vector: int, binades: int) -> list[str]:
-    """``scale``, that of a tile which was fetched, `vector` numbers of a row at a time, and ``factors`` of results; see `BINADES`."""
-    c, tile, ins = writer.c, writer.input, plan.channels
-    return [
-        f"fp::find_largest<{ins}, {plan.on.block_warps}, {tile.elements}, {vector}>({c.largest}, {c.tile}, {tile.pitch});",
-        "__syncthreads();",
-        f"const fp::TileScale<{ins}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
-        f"fp::leave_factors<{plan.threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {ins}, {plan.block_channels});",
-    ]
+    @abc.abstractmethod
+    def _pack(self) -> list[str]:
+        """Makes halves of what was fetched."""
 
+    @abc.abstractmethod
+    def _sets(self) -> list[str]:
+        """Multiplies, and uses what comes of it."""
 
-def is_broken(writer: TileWriter, plan: HalvedLaunch) -> str:
-    """``broken``: whether halves do not suit a tile."""
-    c = writer.c
-    return f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {plan.block_channels});"
+    def write(self) -> Text:
+        c = self.c
+        broken = f"const bool {c.broken} = fp::is_broken({c.scale}, {c.factors}, {self.plan.block_channels});"
+        return self.text(1, self._pack(), self._sets(), "float*", behind=[broken])
 
+    def _fetch_tile(self) -> Iterable[str]:
+        return self.fetched_input()
 
-def of_iteration(writer: TileWriter, plan: HalvedLaunch) -> str:
-    """What is added to a channel of an iteration to be one of the block."""
-    return f"{writer.c.turn} * {ROWS * plan.rows} + " if plan.iterations > 1 else ""
+    def kept_scales(self, factors: str) -> Iterable[str]:
+        """Room for what scales are made of, from `factors` on; the exponents of all input channels and of a block's output channels are kept there."""
+        c, halves, ins, count = self.c, self.anchor.halves, self.plan.channels, self.plan.block_channels
+        assert isinstance(halves, ScaledWeights)
+        yield "// what results are multiplied with, the largest number of each channel of a tile, and exponents"
+        yield f"float* const {c.factors} = {factors};"
+        yield f"unsigned* const {c.largest} = reinterpret_cast<unsigned*>({c.factors} + {count});"
+        yield f"int* const {c.exponents} = reinterpret_cast<int*>({c.largest} + {ins * self.plan.largest_parts});"
+        keep = f"fp::keep_exponents<{self.plan.threads}>({c.exponents}"
+        yield f"{keep}, {self.pointers[halves.channels]}, 0, {ins}, {ins});"
+        yield f"{keep} + {ins}, {self.pointers[halves.outs]}, {c.first_channel}, {count}, {self.sizes[1]});"
 
+    def tile_scale(self, vector: int, binades: int) -> list[str]:
+        """``scale``, that of a tile which was fetched, `vector` numbers of a row at a time, and ``factors`` of results; see `BINADES`."""
+        c, plan, tile, ins = self.c, self.plan, self.input, self.plan.channels
+        return [
+            f"fp::find_largest<{ins}, {plan.on.block_warps}, {tile.elements}, {vector}>({c.largest}, {c.tile}, {tile.pitch});",
+            "__syncthreads();",
+            f"const fp::TileScale<{ins}> {c.scale}({c.largest}, {plan.largest_parts}, {c.exponents}, {binades});",
+            f"fp::leave_factors<{plan.threads}>({c.factors}, {c.scale}.exponent, {c.exponents} + {ins}, {plan.block_channels});",
+        ]
 
-def scaled_sum(writer: TileWriter, plan: HalvedLaunch) -> tuple[list[str], str]:
-    """See `ConvolutionWriter.factors`."""
-    c = writer.c
-    return [f"const float {c.factor} = {c.factors}[{of_iteration(writer, plan)}{c.row}];"], f"{c.sum} * {c.factor}"
+    @property
+    def of_iteration(self) -> str:
+        """What is added to a channel of an iteration to be one of the block."""
+        return f"{self.c.turn} * {ROWS * self.plan.rows} + " if self.plan.iterations > 1 else ""
+
+    def factors(self) -> tuple[list[str], str]:
+        c = self.c
+        return [f"const float {c.factor} = {c.factors}[{self.of_iteration}{c.row}];"], f"{c.sum} * {c.factor}"
 
 
 class PackedWriter(ChunkWriter):
@@ -157,19 +168,16 @@ class PackedWriter(ChunkWriter):
         ], f"{c.sum} * {c.factor} * {c.another}"
 
 
-class ScalingWriter(ChunkWriter):
+class ScalingWriter(ChunkWriter, ScaledTiles):
     """Lines of a kernel that makes halves of its tiles itself."""
 
-    whole = True
+    plan: ChunkSchedule
 
     def __init__(self, kernel: Kernel, plan: ChunkSchedule, place: Place) -> None:
         super().__init__(kernel, plan, place)
         assert plan.source is not None
         self.input: Tiles = plan.source
         self.packed = self.c.halves
-
-    def write(self) -> Text:
-        return self.text(1, self._pack(), self._sets(), "float*", behind=[is_broken(self, self.plan)])
 
     def _shared(self) -> Iterable[str]:
         c = self.c
@@ -178,16 +186,12 @@ class ScalingWriter(ChunkWriter):
         at = plan.weight_bytes + 4 * self.on.staged_floats
         yield f"unsigned char* const {self.packed} = {c.pool} + {at};"
         yield f"float* const {c.tile} = reinterpret_cast<float*>({c.pool} + {at + plan.tile_bytes});"
-        yield from kept_scales(self, plan, f"{c.tile} + {plan.channels * self.input.pitch}")
+        yield from self.kept_scales(f"{c.tile} + {plan.channels * self.input.pitch}")
 
     def _tile_pointers(self) -> Iterable[str]:
         return ()
 
-    def _fetch_tile(self) -> Iterable[str]:
-        return self.fetched_input()
-
     def _pack(self) -> list[str]:
-        """Makes halves of what was fetched."""
         c = self.c
         plan, source, threads = self.plan, self.input, self.plan.threads
         *_, filled = halves_of_place(plan.channels, plan.parts)
@@ -197,7 +201,7 @@ class ScalingWriter(ChunkWriter):
             f"fp::pack_place<{filled}, {plan.parts}, {'false' if plan.by_parts else 'true'}>({c.to}, {plan.layer_places * 2 * HALVES}, {c.tile} + {c.from_}, {source.pitch}, {c.scale});"
         )
         return [
-            *tile_scale(self, plan, source.vector, binades),
+            *self.tile_scale(source.vector, binades),
             "#pragma unroll 2",
             *block(f"for (unsigned {c.i} = threadIdx.x; {c.i} < {self.on.elements}; {c.i} += {threads})", lines),
             "fp::publish_to_products();",
@@ -241,7 +245,7 @@ class ScalingWriter(ChunkWriter):
         c = self.c
         kernel, (reduction_loop,), t = self.kernel, self.kernel.reduction_loops, Loop(c.t, 2)
         j = Loop(c.j, 4)
-        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, j)
+        reduction_loops = ReductionLoops(kernel, self.program, self.printer, j)
         states = [reduction_loops.declared(reduction, "[4]") for reduction in reduction_loop]
         values = [value for reduction in reduction_loop for value in reduction.values]
         (stat,) = [
@@ -260,8 +264,7 @@ class ScalingWriter(ChunkWriter):
             f"const float {c.factor} = {c.factors}[{c.row}];",
             *t.over(each),
         ]
-        if self.sizes[1] != sums.covered:
-            lines[1:] = block(f"if ({c.channel} < {self.sizes[1]})", lines[1:])
+        lines[1:] = self.of_result(lines[1:])
         pushed = self.rows.over(Loop(c.i, ROWS // 2).over(lines))
         # Of four threads that share positions, each then has one of these.
         own = []
@@ -275,13 +278,7 @@ class ScalingWriter(ChunkWriter):
         stored = block(f"if ({inside})", scope.lines)
         return [*states, *pushed, *j.over(own), *places, *stored]
 
-    def factors(self) -> tuple[list[str], str]:
-        return scaled_sum(self, self.plan)
-
     def _staging(self, *, shared: bool = False) -> str:
         c = self.c
-        iteration = of_iteration(self, self.plan)
         room, pitch = self._room if shared else (c.room, self.on.staged_pitch)
-        return (
-            f"fp::stage_scaled<{pitch}>({room}, {c.sums}, {self.rows}, {c.factors} + {iteration}{self.rows} * {ROWS});"
-        )
+        return f"fp::stage_scaled<{pitch}>({room}, {c.sums}, {self.rows}, {c.factors} + {self.of_iteration}{self.rows} * {ROWS});"

@@ -23,8 +23,8 @@ from fusepass.codegen.render.cuda.contraction.convolution.tiles import (
     table,
 )
 from fusepass.codegen.render.cuda.contraction.loops import Loop
-from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, block, either
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution.chunks import (
     BLOCK,
     LONGEST_CHAIN,
@@ -272,7 +272,7 @@ class ChunkWriter(PersistentWriter, abc.ABC):
         warp = f"{c.warp} % {plan.tile_warps}" if plan.teams > 1 else c.warp
         first = f"({c.set} * {plan.tile_warps} + {warp}) * {COLUMNS}" if plan.sets > 1 else f"{warp} * {COLUMNS}"
         pragma = ROLLED if self._own else UNROLL  # of what is left to sums that are not finite
-        sums = Sums(self._staging(), self.rows, plan.covered, first, tuple(repair(self)), pragma)
+        sums = Sums(self._staging(), self.rows, first, tuple(repair(self)), pragma)
         if self.kernel.reduction_loops and self.anchor.column > 1:
             results = self.along(sums, plan.vector)
         else:

@@ -21,7 +21,7 @@ from fusepass.codegen.ir.vectors import is_vector, split_index
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, TileWriter
 from fusepass.codegen.render.cuda.contraction.loops import Loop, ReductionLoops
 from fusepass.codegen.render.printer import Scope
-from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces, where
+from fusepass.codegen.render.spelling import C_TYPES, bare, block, braces
 from fusepass.codegen.schedule_convolution.tiles import dimensions
 from fusepass.errors import ScheduleError
 
@@ -44,21 +44,21 @@ def takes_pairs(writer: TileWriter) -> bool:
     return writer.sizes[-1] % 2 == 0 and all(side_by_side)
 
 
-def pairs(writer: TileWriter, group: str, covered: int, pragma: str, height: int = ROWS) -> list[str]:
-    """What is done with the 16 channels, or `height`, that lie in the warp's room; the first 8 of its positions are the `group`-th ones."""
+def pairs(writer: TileWriter, sums: Sums) -> list[str]:
+    """What is done with the channels that lie in the warp's room."""
     c = writer.c
     at_once = 2 // writer.on.pair  # rows of the room
     first = f"{c.lane} * 2" if at_once == 1 else f"{c.lane} % 16 * 2"
-    places, inside = writer.position(group, c.lane if at_once == 1 else f"({first})", "0")
-    down = Loop(c.down, height // at_once)
+    places, inside = writer.position(sums.group, c.lane if at_once == 1 else f"({first})", "0")
+    down = Loop(c.down, sums.height // at_once)
     two, beside = _both(writer, f"{c.room}[{c.row} * {writer.on.staged_pitch} + {first}]")
     row = str(down) if at_once == 1 else f"{down} * 2 + {c.lane} / 16"
     lines = [
         f"const int {c.row} = {row};",
         f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
-        *_guarded(writer, covered, two),
+        *writer.of_result(two),
     ]
-    return [*places, *beside, *block(f"if ({inside})", down.over(lines, pragma))]
+    return [*places, *beside, *block(f"if ({inside})", down.over(lines, sums.unroll))]
 
 
 def pairs_of_warps(writer: TileWriter, sums: Sums, together: int) -> list[str]:
@@ -74,7 +74,7 @@ def pairs_of_warps(writer: TileWriter, sums: Sums, together: int) -> list[str]:
     lines = [
         f"const int {c.row} = {down} * {together} + {c.warp} % {together};",
         f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
-        *_guarded(writer, sums.covered, half.over(along)),
+        *writer.of_result(half.over(along)),
     ]
     return sums.rows.over(["fp::meet_group();", sums.staging, "fp::meet_group();", *down.over(lines)])
 
@@ -84,11 +84,6 @@ def shared_pitch(together: int) -> int:
     different banks.
     """
     return 32 * together + 4
-
-
-def _guarded(writer: TileWriter, covered: int, lines: list[str]) -> list[str]:
-    """`lines` where the channel is one of the result."""
-    return where(lines, "" if writer.sizes[1] == covered else f"{writer.c.channel} < {writer.end_channel}")
 
 
 def _both(writer: TileWriter, at: str) -> tuple[list[str], list[str]]:
@@ -130,15 +125,13 @@ def _values(writer: TileWriter, here: Scope) -> list[str]:
 
 def store_neighbours(
     writer: TileWriter,
-    group: str,
-    covered: int,
-    pragma: str,
+    sums: Sums,
     width: int,
     ahead: Sequence[str] = (),
     known: Sequence[tuple[Expr, str]] = (),
 ) -> list[str]:
-    """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time; the first 8 of its positions are the
-    `group`-th ones. All threads of the warp do what comes `ahead` of a ``row``; by default what is `known` there are the results.
+    """What is done with the 16 channels that lie in the warp's room, `width` neighbours at a time. All threads of the warp do what comes
+    `ahead` of a ``row``; by default what is `known` there are the results.
     """
     c = writer.c
     on = writer.on
@@ -147,7 +140,7 @@ def store_neighbours(
     down = Loop(c.down, ROWS // together)
     first = f"{c.lane} % {lanes} * {width}"
     row = f"{down} * {together} + {c.lane} / {lanes}" if together > 1 else str(down)
-    places, inside = writer.position(group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
+    places, inside = writer.position(sums.group, f"({first})" if on.pair == 1 else f"({first}) / {on.pair}", "0")
     place = [
         f"const int {c.row} = {row};",
         f"const int {c.channel} = {writer.first_channel} + {writer.rows} * {ROWS} + {c.row};",
@@ -156,11 +149,11 @@ def store_neighbours(
     numbers = f"const auto {c.numbers} = fp::as_vector<{width}>({room});"
     element = Loop(c.e, width)
     stored = [numbers, *_vector(writer, element, f"{c.numbers}[{element}]", known)]
-    stored = _guarded(writer, covered, stored)
+    stored = writer.of_result(stored)
     if ahead:
         rows = [*place, *ahead, *block(f"if ({inside})", stored)]
-        return [*places, *down.over(rows, pragma)]
-    return [*places, *block(f"if ({inside})", down.over([*place, *stored], pragma))]
+        return [*places, *down.over(rows, sums.unroll)]
+    return [*places, *block(f"if ({inside})", down.over([*place, *stored], sums.unroll))]
 
 
 def channels_together(writer: TileWriter) -> int:
@@ -184,7 +177,7 @@ def store_channels(writer: TileWriter, sums: Sums, width: int) -> list[str]:
     places, inside = writer.position(sums.group, column, start)
     element = Loop(c.e, width)
     number = f"{c.room}[({c.row} + {element}) * {on.staged_pitch} + {at}]"
-    stored = _guarded(writer, sums.covered, _vector(writer, element, number, along=1))
+    stored = writer.of_result(_vector(writer, element, number, along=1))
     lines = [f"const int {at} = {down} * {at_once} + {c.lane} / {across};", *places, *block(f"if ({inside})", stored)]
     return [
         f"const int {c.row} = {c.lane} % {across} * {width};",
@@ -226,39 +219,34 @@ def _vector(
 class Along:
     """The lines of a kernel that have to do with its rows; the results of 16 channels lie in ``room``."""
 
-    def __init__(self, writer: TileWriter, group: str, covered: int) -> None:
-        """The first 8 of a warp's positions are the `group`-th ones of the tile; blocks work on `covered` channels.
-
-        Raises:
-            ScheduleError: the kernel has a form for which there are no such lines.
-        """
+    def __init__(self, writer: TileWriter, sums: Sums) -> None:
+        """Raises `ScheduleError` where the kernel has a form for which there are no such lines."""
         kernel = writer.kernel
         value = reduced_along(kernel, dimensions(kernel))
         if value is None:
             raise ScheduleError(f"{kernel.name} cannot reduce along the last axis")
-        self.writer, self.kernel, self.group, self.value = writer, kernel, group, value
-        self.covered, self.some = covered, covered != writer.sizes[1]  # whether channels may not exist
-        self.reduction_loops = ReductionLoops(kernel, writer.program, writer.pointers, writer.printer, writer.names)
+        self.writer, self.kernel, self.sums, self.value = writer, kernel, sums, value
+        self.reduction_loops = ReductionLoops(kernel, writer.program, writer.printer)
 
     def begin(self) -> list[str]:
         """``inside``: which results of a row exist."""
         c = self.writer.c
         writer, pair = self.writer, self.writer.on.pair
-        places, inside = writer.position(self.group)
+        places, inside = writer.position(self.sums.group)
         if inside == "true":
             return [f"const unsigned {c.inside}[{pair}] = {{{', '.join(['0xffffffffu'] * pair)}}};"]
         votes = [*places, f"{c.inside}[{writer.half}] = __ballot_sync(0xffffffffu, {inside});"]
         lines = writer.half.over(votes)
         return [f"unsigned {c.inside}[{pair}];", *braces(lines)]
 
-    def lines(self, pragma: str, width: int) -> list[str]:
+    def lines(self, width: int) -> list[str]:
         """What is done with the 16 channels ``m``; stores of elements take `width` of them at once."""
         c = self.writer.c
         (reduction_loop,), writer = self.kernel.reduction_loops, self.writer
         states = [self.reduction_loops.declared(reduction) for reduction in reduction_loop]
         last = writer.sizes[1] - 1
         own = f"{writer.first_channel} + {writer.rows} * {ROWS} + {_SHARE}::row()"
-        channel = f"{c.own} < {last} ? {c.own} : {last}" if self.some else c.own
+        channel = f"{c.own} < {last} ? {c.own} : {last}" if writer.fills_up else c.own
         nodes = self._frontier([store.value for store in self.kernel.stores])
         lines = [f"const int {c.own} = {own}, {c.channel} = {channel};", *states, *self._reduced()]
         lines += [*self._row_values(nodes), *self._row_stores()]
@@ -270,7 +258,7 @@ class Along:
             ]
             known = [(self.value, c.sum), *handed]
             lines += ["__syncwarp();"] if self._moves else []
-            lines += store_neighbours(writer, self.group, self.covered, pragma, width, ahead, known)
+            lines += store_neighbours(writer, self.sums, width, ahead, known)
         return braces(lines)
 
     @property
@@ -322,9 +310,9 @@ class Along:
         scope = self.reduction_loops.row_scope([store.value for store in self.kernel.row_stores], axes)
         for store in self.kernel.row_stores:
             scope.lines.append(self.reduction_loops.stored(scope, store))
-        places, _ = self.writer.position(self.group, "0", "0")
+        places, _ = self.writer.position(self.sums.group, "0", "0")
         exists = f"{_SHARE}::is_first() && ({c.inside}[0] & 1)" + (
-            f" && {c.own} < {self.writer.sizes[1]}" if self.some else ""
+            f" && {c.own} < {self.writer.sizes[1]}" if self.writer.fills_up else ""
         )
         return block(f"if ({exists})", [*places, *scope.lines])
 

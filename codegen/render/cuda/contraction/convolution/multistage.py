@@ -17,8 +17,9 @@ from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, ConvolutionWriter, repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, quotient, remainder, table
 from fusepass.codegen.render.cuda.contraction.loops import Loop
-from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import ROLLED, block, braces, loop
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution.multistage import SLICE_FLOATS, MultistageSchedule
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, WARPS
 
@@ -315,8 +316,7 @@ class MultistageWriter(ConvolutionWriter):
     # ---- results
 
     def _results(self) -> Iterable[str]:
-        c = self.c
-        plan, on = self.plan, self.on
+        c, on = self.c, self.on
         repaired: tuple[str, ...] = ()
         if not self.rounds:
             each = [self.phase] if self.together else [self.phase, self.part]
@@ -331,5 +331,5 @@ class MultistageWriter(ConvolutionWriter):
         if self.together:
             staging = f"fp::stage_group<{on.pair}, {on.staged_pitch}>({c.room}, {done}, {self.part} * 2, {self.rows}, {self.phase});"
         group = self._first_group(str(self.part))
-        sums = Sums(staging, self.rows, plan.covered, group, repaired, "#pragma unroll 4", phase=self.phase)
+        sums = Sums(staging, self.rows, group, repaired, "#pragma unroll 4", phase=self.phase)
         yield from self.part.over(list(self.epilogue(sums)))

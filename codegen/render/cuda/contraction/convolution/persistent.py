@@ -227,9 +227,7 @@ class OwnValues:
             *shared.lines,
             *position.over([f"float {c.sum} = {at};", f"{c.sum} = {scaled};", *each.lines, f"{at} = {value};"]),
         ]
-        sizes = self.writer.sizes
-        if sizes[1] != self.writer.plan.covered:
-            lines[1:] = block(f"if ({c.channel} < {sizes[1]})", lines[1:])
+        lines[1:] = self.writer.of_result(lines[1:])
         yield from channel.over(lines)
 
     def _stored(self, sums: Sums) -> Iterable[str]:

@@ -9,18 +9,12 @@ from math import prod
 from fusepass.codegen.ir.convolution import ROWS, ScaledWeights, halves_of_place
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
-from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import (
-    BINADES,
-    is_broken,
-    kept_scales,
-    scaled_sum,
-    tile_scale,
-)
-from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues, PersistentWriter
+from fusepass.codegen.render.cuda.contraction.convolution.chunk_tiles import BINADES, ScaledTiles
+from fusepass.codegen.render.cuda.contraction.convolution.persistent import Held, OwnValues
 from fusepass.codegen.render.cuda.contraction.convolution.results import repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, coordinates, dot, table
-from fusepass.codegen.render.cuda.family import Place, Text
 from fusepass.codegen.render.spelling import ROLLED, block, either, loop
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution.register_stationary import (
     NEIGHBOURS,
     PLACE_BYTES,
@@ -31,14 +25,13 @@ from fusepass.codegen.schedule_convolution.register_stationary import (
 from fusepass.codegen.schedule_convolution.tiles import COLUMNS, GROUP
 
 
-class RegisterStationaryWriter(PersistentWriter):
+class RegisterStationaryWriter(ScaledTiles):
     """Lines of such a kernel."""
 
-    whole = True
+    plan: RegisterStationarySchedule
 
     def __init__(self, kernel: Kernel, plan: RegisterStationarySchedule, place: Place) -> None:
         super().__init__(kernel, plan, place)
-        self.plan: RegisterStationarySchedule = plan
         assert isinstance(self.anchor.halves, ScaledWeights)
         self.halves = self.anchor.halves
         self.weights_name, self.steps_name = (
@@ -60,12 +53,6 @@ class RegisterStationaryWriter(PersistentWriter):
             sums=c.sums,
             staging="",
         )
-
-    def write(self) -> Text:
-        return self.text(1, self._pack(), self._sets(), "float*", behind=[is_broken(self, self.plan)])
-
-    def factors(self) -> tuple[list[str], str]:
-        return scaled_sum(self, self.plan)
 
     # ---- tables
 
@@ -110,7 +97,7 @@ class RegisterStationaryWriter(PersistentWriter):
         blocks = plan.channel_blocks
         first = f"int(blockIdx.x) % {blocks} * {plan.block_channels}" if blocks > 1 else "0"
         yield f"const int {c.first_channel} = {first};"
-        yield from kept_scales(self, plan, f"reinterpret_cast<float*>({c.pool} + {states})")
+        yield from self.kept_scales(f"reinterpret_cast<float*>({c.pool} + {states})")
 
     def _fetch_weights(self) -> Iterable[str]:
         """Weights as `fp::multiply_sparse` takes them; threads have them before the first tile comes."""
@@ -141,15 +128,11 @@ class RegisterStationaryWriter(PersistentWriter):
         yield "__syncthreads();"
         yield f"const uint32_t {c.pattern} = fp::sparse_pattern({c.warp} % {NEIGHBOURS});"
 
-    def _fetch_tile(self) -> Iterable[str]:
-        return self.fetched_input()
-
     def _pack(self) -> list[str]:
-        """Makes halves of what was fetched."""
         c = self.c
         plan, on = self.plan, self.on
         shape = f"{plan.parts}, {plan.threads}, {plan.input_rows}, {plan.places.width}, {on.extent[-1]}, {plan.places.shift}"
-        lines = tile_scale(self, plan, 4, BINADES)
+        lines = self.tile_scale(4, BINADES)
         lines.append(
             f"fp::pack_runs<{shape}>(reinterpret_cast<uint4*>({c.packed}), {plan.layer}, {c.tile}, {on.pitch}, {c.scale});"
         )
@@ -192,7 +175,7 @@ class RegisterStationaryWriter(PersistentWriter):
 
     def _computed(self) -> list[str]:
         """What is done with a warp's results that are computed by their definition."""
-        sums = Sums("", self.rows, self.plan.covered, f"{self.c.set} * {COLUMNS}", tuple(repair(self)), ROLLED)
+        sums = Sums("", self.rows, f"{self.c.set} * {COLUMNS}", tuple(repair(self)), ROLLED)
         lines = list(self.epilogue(sums))
         if self.on.tile[-1] % (COLUMNS * GROUP) == 0:
             lines = [*self._skipped(self.group_coordinates(f"({self.c.set} * {COLUMNS})")), *lines]

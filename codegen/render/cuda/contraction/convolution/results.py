@@ -55,7 +55,7 @@ class ConvolutionWriter(TileWriter):
         """What is reduced over positions; None where nothing is."""
         if self.kernel.partials is None:
             return None
-        return PositionStates(self.kernel, self.plan, self.tile_count, self.rows, self.pointers, self.printer)
+        return PositionStates(self.kernel, self.plan, self.tile_count, self.rows, self.printer)
 
     # ---- sums
 
@@ -102,8 +102,7 @@ class ConvolutionWriter(TileWriter):
             f"const float {c.sum} = {c.room}[{self.staged}];",
             *lines,
         ]
-        if self.sizes[1] != sums.covered:
-            row[1:] = block(f"if ({c.channel} < {self.end_channel})", row[1:])
+        row[1:] = self.of_result(row[1:])
         taken = block(f"if ({c.broken})", sums.repair) if sums.repair else []
         positions = self.over_positions(sums, [*taken, *ahead, *Loop(c.row, sums.height).over(row, unroll)])
         yield from self._over_rows(sums, positions)
@@ -117,18 +116,17 @@ class ConvolutionWriter(TileWriter):
         lines = self._repaired(sums)
         if self.states:
             lines = [*self.over_positions(sums, []), *lines]
-        yield from self._over_rows(sums, [*lines, *pairs(self, sums.group, sums.covered, sums.unroll, sums.height)])
+        yield from self._over_rows(sums, [*lines, *pairs(self, sums)])
 
     def vectors(self, sums: Sums, width: int) -> Iterable[str]:
         """The same for `width` neighbours."""
-        stored = store_neighbours(self, sums.group, sums.covered, sums.unroll, width)
-        yield from self._over_rows(sums, [*self._repaired(sums), *stored])
+        yield from self._over_rows(sums, [*self._repaired(sums), *store_neighbours(self, sums, width)])
 
     def along(self, sums: Sums, width: int) -> Iterable[str]:
         """The same where rows along the last axis are reduced; see `cuda.contraction.convolution.laid_out`."""
-        along = Along(self, sums.group, sums.covered)
+        along = Along(self, sums)
         yield from along.begin()
-        yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(sums.unroll, width)])
+        yield from self._over_rows(sums, [*self._repaired(sums), *along.lines(width)])
 
     def _repaired(self, sums: Sums) -> list[str]:
         """What is not finite in ``room`` is computed again there."""
@@ -167,7 +165,7 @@ class ConvolutionWriter(TileWriter):
         """The kernel's reduction loops over channels and its stores: a thread has all channels of its positions, one after another."""
         c = self.c
         kernel = self.kernel
-        reduction_loops = ReductionLoops(kernel, self.program, self.pointers, self.printer, self.names, self.half)
+        reduction_loops = ReductionLoops(kernel, self.program, self.printer, self.half)
         axes = dict(zip(kernel.rows, (c.sample, *self.axes), strict=True))
         (stat, *_) = [
             node for node in kernel.nodes if isinstance(node, ReductionResult) and node.reduction == self.anchor.name

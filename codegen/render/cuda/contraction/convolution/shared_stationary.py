@@ -11,8 +11,9 @@ from fusepass.codegen.render.cuda.contraction.convolution.persistent import Pers
 from fusepass.codegen.render.cuda.contraction.convolution.results import GROUP_SLICES, repair
 from fusepass.codegen.render.cuda.contraction.convolution.tiles import Sums, dot, table
 from fusepass.codegen.render.cuda.contraction.loops import Loop
-from fusepass.codegen.render.cuda.family import Place, Text
+from fusepass.codegen.render.cuda.family import Text
 from fusepass.codegen.render.spelling import ROLLED, as_float, block, loop
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution.shared_stationary import (
     SLICE,
     SharedStationarySchedule,
@@ -167,9 +168,7 @@ class SharedStationaryWriter(PersistentWriter):
         height = min(plan.channels, ROWS)
         repaired = () if self.rounds else tuple(repair(self, height))
         group = f"{c.warp} * {COLUMNS}"
-        yield from self.epilogue(
-            Sums(staging, self.rows, plan.covered, group, repaired, height=height, phase=self.phase)
-        )
+        yield from self.epilogue(Sums(staging, self.rows, group, repaired, height=height, phase=self.phase))
 
     def _pool(self, pooled: Pooling, lines: list[str]) -> Iterable[str]:
         """``largest`` of the sums that `lines` give for each ``phase``."""

@@ -14,9 +14,9 @@ from fusepass.codegen.ir.dtype import Precision
 from fusepass.codegen.ir.index import contiguous_strides
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.render.cuda.contraction.loops import Loop
-from fusepass.codegen.render.cuda.family import Place
 from fusepass.codegen.render.printer import Printer
-from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, Locals, bare, block
+from fusepass.codegen.render.spelling import C_TYPES, ROLLED, UNROLL, Locals, bare, block, where
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_convolution import ConvolutionSchedule
 from fusepass.codegen.schedule_convolution.tiles import (
     GROUP,
@@ -94,6 +94,15 @@ class TileWriter:
         if self.anchor.groups == 1 or not self.anchor.transposed:
             return ""
         return f" + {self.c.group} * {self.ins * self.weight.strides[0] - self.outs * self.weight.strides[1]}"
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether blocks work on channels past the last one of the result."""
+        return self.sizes[1] != self.plan.covered
+
+    def of_result(self, lines: Iterable[str]) -> list[str]:
+        """`lines` where ``channel`` is one of the result."""
+        return where(lines, f"{self.c.channel} < {self.end_channel}" if self.fills_up else "")
 
     # ---- tiles
 
@@ -267,7 +276,6 @@ class Sums:
         staging: the statement that lays the sums of a `phase`, or of all phases of a pair, and of 16 channels, those at hand in `rows`, out in
             ``room``; nothing where `repair` computes all results.
         rows: the loop over 16 channels after another.
-        covered: channels that all blocks together work on; those past the result's are not stored.
         group: the first of these groups in the tile.
         repair: lines before the results of a position are taken, of which ``row`` says the channel.
         unroll: the pragma of the loop over channels.
@@ -277,7 +285,6 @@ class Sums:
 
     staging: str
     rows: Loop
-    covered: int
     group: str
     repair: tuple[str, ...] = ()
     unroll: str = UNROLL

@@ -28,17 +28,15 @@ class SumsWriter:
         states: what is reduced over the columns; None where nothing is.
     """
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], printer: Printer
-    ) -> None:
+    def __init__(self, kernel: Kernel, program: Program, plan: ProductSchedule, printer: Printer) -> None:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.product, self.program, self.plan = kernel, kernel.anchor, program, plan
-        self.pointers, self.printer, self.index_type = pointers, printer, printer.index_type
+        self.pointers, self.printer, self.index_type = printer.pointers, printer, printer.index_type
         self.c = printer.names.locals
         self.pieces, self.batches, self.rows, self.columns = kernel.rows
         self.sum = next(node for node in kernel.nodes if isinstance(node, ReductionResult))
         self.stat = self._rescaled() if self._is_plain else self.sum
-        self.states = RowStates(kernel, plan, pointers, printer, self._index) if kernel.partials else None
+        self.states = RowStates(kernel, plan, printer, self._index) if kernel.partials else None
 
     @property
     def _is_plain(self) -> bool:

@@ -147,12 +147,10 @@ class Epilogue(SumsWriter):
         ready: what `early` makes of a sum; the same where there is nothing that depends on the row alone.
     """
 
-    def __init__(
-        self, kernel: Kernel, program: Program, plan: ProductSchedule, pointers: dict[str, str], printer: Printer
-    ) -> None:
-        super().__init__(kernel, program, plan, pointers, printer)
+    def __init__(self, kernel: Kernel, program: Program, plan: ProductSchedule, printer: Printer) -> None:
+        super().__init__(kernel, program, plan, printer)
         self.ready = self._ready() if self._is_plain else self.stat
-        self.lines = Lines(kernel, program, plan, pointers, printer, self.ready) if kernel.cols else None
+        self.lines = Lines(kernel, program, plan, printer, self.ready) if kernel.cols else None
 
     def _ready(self) -> Expr:
         """What is computed of the sum, and of what depends on the row alone, before anything else."""

@@ -13,9 +13,10 @@ from fusepass.codegen.ir.program import Kernel, Role
 from fusepass.codegen.ir.wanted import wanted
 from fusepass.codegen.render.cuda.contraction.product.direct import Direct
 from fusepass.codegen.render.cuda.contraction.product.epilogue import Epilogue
-from fusepass.codegen.render.cuda.family import Boxes, Place
+from fusepass.codegen.render.cuda.family import Boxes
 from fusepass.codegen.render.printer import Printer
 from fusepass.codegen.render.spelling import C_TYPES, block
+from fusepass.codegen.render.unit import Place
 from fusepass.codegen.schedule_product import GROUP, ProductSchedule
 from fusepass.codegen.schedule_product.tiles import BOX, Access
 
@@ -58,14 +59,13 @@ class ProductWriter:
     def __init__(self, kernel: Kernel, plan: ProductSchedule, place: Place) -> None:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.product, self.plan = kernel, kernel.anchor, plan
-        program, names, pointers = place.program, place.names, place.pointers
-        self.program, self.pointers = program, pointers
+        self.program, self.pointers = place.program, place.pointers
         self.index_type = "int64_t" if plan.wide else "int"
-        self.printer = Printer(names, pointers, self.index_type, branches=False)
-        self.printer.few = few_digits(kernel, program)
-        self.batches, self.wanted, self.c = kernel.rows[1], wanted(kernel), names.locals
+        self.printer = Printer(place.names, place.pointers, self.index_type, branches=False)
+        self.printer.few = few_digits(kernel, place.program)
+        self.batches, self.wanted, self.c = kernel.rows[1], wanted(kernel), place.names.locals
         # What `Direct` and `Epilogue` take, which write what becomes of sums.
-        self._of_sums = kernel, program, plan, pointers, self.printer
+        self._of_sums = kernel, place.program, plan, self.printer
 
     def lines(self) -> Iterable[str]:
         """Of the body."""

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from fusepass.codegen.ir.dtype import DType
-from fusepass.codegen.ir.expr import Apply, Expr, children, walk
+from fusepass.codegen.ir.expr import Apply, Expr, children, descend, walk
 from fusepass.codegen.ir.index import Axis
 from fusepass.codegen.ir.ops import CHEAP
 from fusepass.codegen.ir.product import Product
@@ -27,20 +27,12 @@ _AT_ONCE = 16  # columns that are loaded together
 class Lines:
     """Writes them; `ready` is what the sums have become before they are laid out."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        program: Program,
-        plan: ProductSchedule,
-        pointers: dict[str, str],
-        printer: Printer,
-        ready: Expr,
-    ) -> None:
+    def __init__(self, kernel: Kernel, program: Program, plan: ProductSchedule, printer: Printer, ready: Expr) -> None:
         assert isinstance(kernel.anchor, Product)
         self.kernel, self.tiling, self.ready, self.index_type = kernel, plan.tiling, ready, printer.index_type
         self.apart, self.c = kernel.anchor.apart, printer.names.locals
         printer.along = frozenset(kernel.cols)
-        self.reduction_loops = ReductionLoops(kernel, program, pointers, printer, printer.names)
+        self.reduction_loops = ReductionLoops(kernel, program, printer)
 
     @property
     def _groups(self) -> int:
@@ -177,17 +169,8 @@ def _below(node: Expr) -> list[Expr]:
 
 def _leads(roots: Sequence[Expr], node: Expr, ready: Expr) -> bool:
     """Whether `roots` need `node`, and `ready` through it alone."""
-    seen: set[int] = set()
-    stack, found = list(roots), False
-    while stack:
-        each = stack.pop()
-        if each is ready:
-            return False
-        found |= each is node
-        if id(each) not in seen and each is not node:
-            seen.add(id(each))
-            stack.extend(children(each))
-    return found
+    found = [*descend(roots, lambda each: () if each is node else children(each))]
+    return any(each is node for each in found) and not any(each is ready for each in found)
 
 
 def _inside(head: str, lines: Sequence[str]) -> list[str]:
