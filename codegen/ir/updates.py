@@ -68,6 +68,14 @@ def read_in_place(program: Program) -> frozenset[str]:
     )
 
 
+def outlined(program: Program) -> Outline:
+    """`program` without its kernels."""
+    return Outline(
+        program.name, program.buffers, program.inputs, program.outputs, program.calls, (), written_over(program),
+        passed=tuple(each.name for each in program.arguments), recycled=recycled(program),
+    )  # fmt: skip
+
+
 def _lie_alike(program: Program, output: str, updated: str) -> bool:
     lie = [(buffer.dtype, buffer.shape, buffer.strides) for buffer in map(program.buffer, (output, updated))]
     return lie[0] == lie[1]
