@@ -26,7 +26,7 @@ from fusepass import background
 
 _log = logging.getLogger(__name__)
 
-IDLE = 30.0
+IDLE = 15.0
 """Seconds without work after which a worker ends."""
 
 PATIENCE = 20.0
@@ -39,6 +39,7 @@ MOST_FAILURES = 4
 """Workers that may be lost until none is started any more."""
 
 _LOOK = 0.5  # seconds
+_GOOD = b"\0"  # before an answer; no other text begins with it
 _NICENESS = 10  # of those that work beside the program, as of compilers
 _PROGRAM = """\
 import sys
@@ -165,23 +166,33 @@ class _Worker:
             theirs.close()
             _sockets.discard(theirs)
         try:
-            self._answer("start")
+            self.ask(None)
         except BaseException:
             self.end()
             raise
 
-    def ask(self, task: bytes) -> bytes:
-        """What it makes of `task`.
+    def ask(self, task: bytes | None) -> bytes:
+        """What it makes of `task`; if that is None, it says when it is ready.
 
         Raises:
             Lost: it ended, or takes too long.
             Failed: the task fails.
         """
+        until, what = time.monotonic() + PATIENCE, "start" if task is None else "work"
         try:
-            self._socket.send_bytes(task)
-        except OSError:
-            raise Lost(self._last_words("work")) from None
-        return self._answer("work")
+            if task is not None:
+                self._socket.send_bytes(task)
+            while not self._socket.poll(_LOOK):
+                if self._process.poll() is not None:
+                    raise EOFError
+                if time.monotonic() > until:
+                    raise Lost(f"a worker took more than {PATIENCE:g} s to {what}")
+            answer = self._socket.recv_bytes()
+        except (EOFError, OSError):
+            raise Lost(f"a worker that was to {what} {self._last_words()}") from None
+        if answer[:1] != _GOOD:
+            raise Failed(answer.decode())
+        return answer[1:]
 
     def end(self) -> None:
         """End the process, if it has not, so that nothing is left of it."""
@@ -194,31 +205,12 @@ class _Worker:
         self._socket.close()
         self._words.close()
 
-    def _answer(self, what: str) -> bytes:
-        until = time.monotonic() + PATIENCE
-        try:
-            while not self._socket.poll(_LOOK):
-                if self._process.poll() is not None:
-                    raise EOFError
-                if time.monotonic() > until:
-                    raise Lost(f"a worker took more than {PATIENCE:g} s to {what}")
-            good, answer = self._socket.recv_bytes(), self._socket.recv_bytes()
-        except (EOFError, OSError):
-            raise Lost(self._last_words(what)) from None
-        if not good:
-            raise Failed(answer.decode())
-        return answer
-
-    def _last_words(self, what: str) -> str:
-        """How it ended."""
-        try:
-            status = self._process.wait(_LOOK)
-        except subprocess.TimeoutExpired:
-            return f"a worker closed its socket, asked to {what}"
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LOOK)
         self._words.seek(0)
-        said = self._words.read()[-4096:].decode(errors="replace").split("\n")
-        last = next((line for line in reversed(said) if line), "")
-        return f"a worker that was to {what} ended with status {status}{f': {last}' if last else ''}"
+        said = self._words.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return f"ended with status {self._process.returncode}{': ' if said else ''}{said}"
 
 
 _pools: dict[bool, Workers] = {}
@@ -260,13 +252,13 @@ def serve(socket: int, niceness: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     connection, tasks = Connection(socket), SimpleQueue[bytes]()
     threading.Thread(target=_read, args=(connection, tasks), daemon=True).start()
-    _send(connection, b"good", b"")
+    connection.send_bytes(_GOOD)
     while True:
         try:
-            made = b"good", answer_packed(tasks.get())
+            answer = _GOOD + answer_packed(tasks.get())
         except Exception as error:
-            made = b"", f"{type(error).__name__}: {error}".encode()
-        _send(connection, *made)
+            answer = f"{type(error).__name__}: {error}".encode()
+        connection.send_bytes(answer)
 
 
 def _read(connection: Connection, tasks: SimpleQueue[bytes]) -> None:
@@ -274,12 +266,4 @@ def _read(connection: Connection, tasks: SimpleQueue[bytes]) -> None:
         while True:
             tasks.put(connection.recv_bytes())
     except (EOFError, OSError):
-        os._exit(0)
-
-
-def _send(connection: Connection, *parts: bytes) -> None:
-    try:
-        for part in parts:
-            connection.send_bytes(part)
-    except OSError:
         os._exit(0)

@@ -55,7 +55,8 @@ _OF_TORCH = (torch.memory_format, torch.dtype, torch.layout, torch.device, torch
 
 
 def prepare(operators: int) -> None:
-    """Start other processes for a graph of so many operators that is about to be captured, where nothing was ever generated: all of it will be."""
+    """Start other processes for a graph of so many operators, or modules, that is about to be captured, where nothing was ever generated: all of it
+    will be."""
     most = _most(current(), operators // _OPERATORS)
     if most and not records.any_in(folders.REGIONS):
         workers().start(most)
@@ -214,6 +215,6 @@ def _most(config: Config, regions: int) -> int:
     if config.debug or config.dump is not None or registered() or not regions or not can_start():
         return 0
     if config.workers is not None:
-        return config.workers
+        return min(config.workers, regions)
     cores = min(config.jobs, len(os.sched_getaffinity(0)))
     return min(cores // 2, _MOST) if cores >= _LEAST_CORES and regions >= _LEAST else 0

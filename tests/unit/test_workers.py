@@ -293,21 +293,28 @@ def test_workers_start_by_themselves_where_there_are_cores_and_regions(monkeypat
     assert most(64, 100) == 0
 
 
-def test_workers_start_while_a_step_is_traced_if_nothing_was_ever_generated(records: Path) -> None:
-    model, x = torch.compile(Net(), backend="fusepass", options={"workers": 2, "tune": "off"}), torch.rand(2, 32, 8, 8)
-    with override(workers=2):
-        generation.prepare(1000)
-        assert workers()._serving == 2
-    workers().end()
-    until(lambda: not workers()._serving)
-    model(x).sum().backward()
-    torch._dynamo.reset()
+@pytest.mark.parametrize("training", [False, True])
+def test_workers_start_before_capture_if_nothing_was_ever_generated(
+    records: Path, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Workers, "start", lambda self, most: counts.append(most))
+
+    def call(workers: int) -> None:
+        if training:
+            torch._dynamo.reset()
+            model = torch.compile(Net(), backend="fusepass", options={"workers": workers, "tune": "off"})
+            model(torch.rand(2, 32, 8, 8)).sum().backward()
+            return
+        with torch.no_grad():
+            fusepass.optimize(Net(), workers=workers, tune="off")(torch.rand(2, 32, 8, 8))
+
+    call(2)
+    assert counts[0] == 2
     assert any(records.glob("*.json"))
-    workers().end()
-    until(lambda: not workers()._serving)
-    with override(workers=2):
-        generation.prepare(1000)
-    assert not workers()._serving
+    counts.clear()
+    call(2)
+    assert counts == []  # all was recorded
 
 
 PROGRAM = """
