@@ -35,7 +35,8 @@ STAGES = (
     "capture", "simplify", "layout", "partition", "lower", "passes", "render", "search", "build", "load", "tune", "whole graph", "splice", "rest",
 )  # fmt: skip
 """In the order of the table. `generate` in the report is lowering, passes, rendering and the search around them; with a filled cache nothing of
-it is left but looking up what was generated, under `search`. `build` is what the compilers take after that, as they start beside it."""
+it is left but looking up what was generated, under `search`. Where workers generate (option `workers`), only what this process does itself is
+among the three, and `search` has the waiting. `build` is what the compilers take after that, as they start beside it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FirstNetwork:
     Attributes:
         seconds: by stage; `rest` is what no stage has.
         total: seconds of the call.
-        processor: seconds that processors worked for the call, those of the compilers that it waited for included: where others use the machine
+        processor: seconds that processors worked for the call, those of the compilers that it waited for included, those of workers not: where others use the machine
             as well, they say more than `total`.
         regions: how many there are.
         libraries: how many the cache has then.

@@ -137,6 +137,11 @@ class Forms:
         return own + [source for one in families for source in one.sources.values()]
 
     @property
+    def several(self) -> bool:
+        """Whether none but libraries for several sizes are of use."""
+        return self._several
+
+    @property
     def sealed(self) -> bool:
         """Whether no libraries are built."""
         return self._sealed

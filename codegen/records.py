@@ -99,6 +99,11 @@ def paths(folder: str) -> list[tuple[Path, Path]]:
     ]
 
 
+def any_in(folder: str) -> bool:
+    """Whether `folder` has a file that may be a record."""
+    return any(True for top in folders.directories() for _ in (folders.root(top) / folder).glob("*.json"))
+
+
 def intact(key: str, data: Any) -> dict[str, Any] | None:
     """The record of `key` in what its file holds, however odd that is."""
     try:

@@ -87,6 +87,8 @@ class Config:
         cache_size: bytes that the cache directory may have, at least 1; from there on what was not used for longest is removed
             (``FUSEPASS_CACHE_SIZE``, such as ``500M`` or ``2G``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
+        workers: processes beside this one that generate code, from 0 on; None: half as many as `jobs`, at most 4, where there are at least 4
+            and a graph has enough regions (``FUSEPASS_WORKERS``, a number or ``auto``).
         max_signatures: signatures of one module that are remembered, at least 1; the one that was not called for
             longest is forgotten.
         max_builds: libraries built for one region for different sizes, at least 1; sizes that none of them fits run
@@ -123,6 +125,7 @@ class Config:
     cuda_compiler: str = "nvcc"
     cache_size: int = 2 << 30
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    workers: int | None = None
     max_signatures: int = 512
     max_builds: int = 16
     tune: str = "fast"
@@ -155,6 +158,8 @@ class Config:
             value = getattr(self, option)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{option} is {value!r}; allowed is a whole number from 1 on")
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 0):
+            raise ValueError(f"workers is {self.workers!r}; allowed is a whole number from 0 on, or None")
         if type(self.memory_budget) not in (int, float) or not 0 <= self.memory_budget <= 1:
             raise ValueError(f"memory_budget is {self.memory_budget!r}; allowed is a number from 0 to 1")
         budget = self.tune_budget
@@ -203,6 +208,7 @@ class Options(TypedDict, total=False):
     cuda_compiler: Literal["nvcc", "nvrtc"]
     cache_size: int
     jobs: int
+    workers: int | None
     max_signatures: int
     max_builds: int
     tune: Literal["off", "fast", "max"]
@@ -291,6 +297,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _workers(text: str) -> int | None:
+    if text.lower() == "auto":
+        return None
+    if not text.isdecimal():
+        raise ValueError("a whole number from 0 on, or auto")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -362,6 +376,7 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "cuda_compiler": ("FUSEPASS_CUDA_COMPILER", _among(CUDA_COMPILERS)),
     "cache_size": ("FUSEPASS_CACHE_SIZE", _bytes),
     "jobs": ("FUSEPASS_JOBS", _count),
+    "workers": ("FUSEPASS_WORKERS", _workers),
     "tune": ("FUSEPASS_TUNE", _among(EFFORTS)),
     "tune_budget": ("FUSEPASS_TUNE_BUDGET", _seconds),
     "cuda_graphs": ("FUSEPASS_CUDA_GRAPHS", _auto),

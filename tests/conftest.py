@@ -33,6 +33,8 @@ _described: set[str] = set()  # programs whose CUDA sources are kept
 os.environ["FUSEPASS_CACHE_DIR"] = str(ROOT / "build" / "test-cache")
 # What fuses must not depend on how fast this machine is at the moment; tests of measuring ask for it.
 os.environ["FUSEPASS_TUNE"] = "off"
+# What a test replaces in the generator is not replaced in other processes; tests of these ask for them.
+os.environ["FUSEPASS_WORKERS"] = "0"
 
 try:
     import hypothesis
@@ -142,7 +144,7 @@ def _keep_cuda_sources(monkeypatch: pytest.MonkeyPatch) -> None:
             _described.add(same)
         return generate(program, builder, facts, *options)
 
-    monkeypatch.setattr("fusepass.autotune.candidates.generate", both)
+    monkeypatch.setattr("fusepass.codegen.search.candidate.generate", both)
 
 
 @pytest.fixture

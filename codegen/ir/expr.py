@@ -281,6 +281,16 @@ class Builder:
     def __init__(self) -> None:
         self._nodes: dict[tuple[object, ...], Expr] = {}
 
+    def __getstate__(self) -> tuple[Expr, ...]:
+        return (*self._nodes.values(),)  # operands first, so that pickle follows no chain down
+
+    def __setstate__(self, nodes: tuple[Expr, ...]) -> None:
+        self.__init__()  # type: ignore[misc]
+        for node in nodes:
+            fields = vars(node).values()
+            key = (Const, repr(node.value), node.dtype) if isinstance(node, Const) else (type(node), *fields)
+            self._nodes[key] = node
+
     def _intern(self, kind: type[Expr], *fields: Any) -> Expr:
         key = (kind, *fields)
         found = self._nodes.get(key)

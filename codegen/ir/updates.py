@@ -35,6 +35,14 @@ def read_in_place(program: Program) -> frozenset[str]:
     )
 
 
+def outlined(program: Program) -> Outline:
+    """`program` without its kernels."""
+    return Outline(
+        program.name, program.buffers, program.inputs, program.outputs, program.calls, (), written_over(program),
+        passed=tuple(each.name for each in program.arguments),
+    )  # fmt: skip
+
+
 def _is_last(program: Program, output: str, updated: str) -> bool:
     lie = [(buffer.dtype, buffer.shape, buffer.strides) for buffer in map(program.buffer, (output, updated))]
     in_calls = {value.buffer for call in program.calls for value in call.args if isinstance(value, Ref)}

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 import torch
 
+from fusepass.codegen.ir.anchor_format import AnchorFormat as AnchorFormat
 from fusepass.codegen.ir.index import contiguous_strides
-
-
-class AnchorFormat(enum.Enum):
-    """How a convolution's input and result lie in memory."""
-
-    CALLER = "as is"
-    CHANNELS_LAST = "channels last"
-    CHANNELS_FIRST = "channels first"
-
 
 MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """PyTorch's channels-last format by number of dimensions."""

@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Program, Role
 from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they register
@@ -36,7 +37,6 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
     views,
     writes,
 )
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.parts import parts_of
 from fusepass.codegen.lowering.registry import Call, handler_of, has_own_decompositions, snapshot
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of

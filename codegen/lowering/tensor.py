@@ -12,12 +12,12 @@ from math import prod
 
 import torch
 
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.dtype import DType
 from fusepass.codegen.ir.expr import Apply, Builder, Const, Expr, Masked, Op, ReduceOp, walk
 from fusepass.codegen.ir.fitting import fits
 from fusepass.codegen.ir.index import Axis, Index, axis_index, contiguous_strides, delinearize, linear
 from fusepass.codegen.ir.program import Buffer, Kernel, LibraryCall, Reduction, Role, Store
-from fusepass.codegen.lowering.formats import AnchorFormat
 
 Coordinates = tuple[Index, ...]
 

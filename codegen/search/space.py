@@ -5,7 +5,6 @@ They differ in the memory format in which the library runs a convolution, and in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,21 +27,21 @@ from fusepass.codegen.lowering.formats import MEMORY_FORMATS, AnchorFormat, is_c
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.few_columns import MOST_COLUMNS
 from fusepass.codegen.passes.geometry import per_axis
-from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
+from fusepass.codegen.search.candidate import CandidateSpec
 from fusepass.codegen.search.rounding import rounds_to_tf32
+from fusepass.codegen.search.worth import AnchorCost
 from fusepass.codegen.source import Target
 from fusepass.patterns.anchor_work import (
     HALVES,
     gives_few_results,
     is_large_of_halves,
     is_large_of_weights,
+    moved,
     multiplications,
 )
+from fusepass.patterns.cost import cost
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.rates import tf32_convolutions
-
-GENERATED = "generated"
-"""The candidate that nothing sets apart from others."""
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
@@ -58,30 +57,9 @@ _LEAST_OTHERS, _LEAST_OTHERS_FEW = (
     8e9,
     2e9,
 )  # from which on other ways to multiply halves may gain what they take to build
+_MULTIPLIED = 1.8e14 / 132  # operations a second of a multiprocessor of an H100, in generated convolutions of TF32
+_LONGER = 2  # times as long as memory takes: from there on products of halves were faster
 _MOST_TILED = 64  # input channels of halves as they are, of which a tile may be better than panels
-
-
-@dataclass(frozen=True)
-class CandidateSpec:
-    """What sets a candidate for a region apart from others.
-
-    Attributes:
-        anchor_format: how the library's convolution reads and writes.
-        anchor: who computes the convolution or matrix product.
-        overrides: how the other kernels are laid out.
-    """
-
-    anchor_format: AnchorFormat
-    anchor: AnchorSource
-    overrides: ScheduleOverrides = NO_OVERRIDES
-
-    @property
-    def name(self) -> str:
-        """In words, for reports and records."""
-        words = [f"{self.anchor.value} anchor"] if self.anchor is not AnchorSource.PREFERRED else []
-        words += [self.anchor_format.value] if self.anchor_format is not AnchorFormat.CALLER else []
-        words += self.overrides.words
-        return ", ".join(words) or GENERATED
 
 
 def search_space(graph: fx.GraphModule, facts: DeviceFacts, effort: str) -> tuple[CandidateSpec, ...]:
@@ -125,6 +103,17 @@ def is_precise(spec: CandidateSpec, graph: fx.GraphModule, facts: DeviceFacts) -
     nodes = graph.graph.find_nodes(op="call_function", target=_CONVOLUTION)
     rounded = nodes and nodes[0].args[0].meta["val"].dtype is torch.float32 and tf32_convolutions()
     return not rounded or rounds_to_tf32(nodes[0])
+
+
+def anchor_cost(anchor: fx.Node | None, facts: DeviceFacts) -> AnchorCost:
+    """What the comparison of candidates needs to know of a region's `anchor`, if it has one."""
+    if anchor is None or facts.target is not Target.CUDA:
+        return AnchorCost()
+    waits = False
+    if anchor.target is _CONVOLUTION:
+        seconds = 2 * multiplications(anchor) / (_MULTIPLIED * facts.multiprocessors)
+        waits = seconds < _LONGER * moved(anchor) / facts.bandwidth
+    return AnchorCost(cost([anchor]).flops, waits)
 
 
 def _has_few_columns(node: fx.Node) -> bool:

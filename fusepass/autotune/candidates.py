@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +15,21 @@ import torch
 from fusepass.autotune.lists import list_candidate
 from fusepass.autotune.recorded import restore
 from fusepass.autotune.tune import adopt, chosen_earlier, named, recall, reuse
-from fusepass.autotune.work import Candidate, Common, Work
-from fusepass.autotune.worth import ruled_out, without_slower
+from fusepass.autotune.work import Work
 from fusepass.codegen import build
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, OfOneSize, TooManyBuilds
-from fusepass.codegen.generate import Generated, conversions, generate
-from fusepass.codegen.ir.expr import Load
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.program import Program
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.passes.anchors import AnchorSource
+from fusepass.codegen.search.candidate import Candidate, CandidateSpec, Common, Share
+from fusepass.codegen.search.others import Begin, builds_fast, copies_in_order, different, others_of, preferred, told
 from fusepass.codegen.search.schedules import schedule_candidates
-from fusepass.codegen.search.space import CandidateSpec, is_precise, library_rounds, search_space
-from fusepass.codegen.source import Source, Target
+from fusepass.codegen.search.space import anchor_cost, is_precise, library_rounds, search_space
+from fusepass.codegen.search.worth import AnchorCost
+from fusepass.codegen.source import Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
@@ -37,11 +38,6 @@ from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.runtime.meta import Meta
 from fusepass.runtime.region import FusedRegion, lies_as_told
 
-Share = Callable[[Generated], Generated]
-Begin = Callable[[Source], None]
-
-_SLOW_TO_BUILD = (AnchorSource.TILED_HALVES, AnchorSource.REGISTER_STATIONARY, AnchorSource.HALVES)
-
 
 def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:
     """Lower, run the passes and render each candidate that is worth a try; `forms` has the libraries for other sizes.
@@ -49,27 +45,53 @@ def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: 
     A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
     soon as they are there.
     """
+    if not has_candidates(work, forms, begin):
+        generate_anew(work, forms, begin)
+
+
+def has_candidates(work: Work, forms: Forms, begin: Begin) -> bool:
+    """Give `work` what takes no time to generate, or what an earlier process generated; whether there is nothing else to do."""
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
     if foreign:
         work.reason = f"{foreign[0]} is not on {work.device}"
-        return
-    facts = device_facts(work.device)
-    try:
+        return True
+    with _reasons(work):
+        facts = device_facts(work.device)
         if work.region.members:
             _generate_list(work, facts, begin)
-            return
-        if not forms.sealed and chosen_earlier(work, forms) is None and restore(work, facts, forms, candidate_of):
-            return
-        _generate_space(work, facts, forms, begin)
-        for candidate in _wanted(work):
+            return True
+        return is_first(work, forms) and restore(work, facts, forms, candidate_of)
+    return True
+
+
+def is_first(work: Work, forms: Forms) -> bool:
+    """Whether nothing was chosen for other sizes of the region, and libraries may be built for these."""
+    return not forms.sealed and chosen_earlier(work, forms) is None
+
+
+def generate_anew(
+    work: Work, forms: Forms, begin: Begin, take: Callable[[Work, DeviceFacts], bool] = lambda work, facts: False
+) -> None:
+    """Give `work`, which has no candidates, those that `take` has from another process, if it says so; else generate them."""
+    with _reasons(work):
+        facts = device_facts(work.device)
+        if not take(work, facts):
+            _generate_space(work, facts, forms, begin)
+        for candidate in sorted(_wanted(work), key=lambda each: builds_fast(each.spec)):
             for source in candidate.sources:
                 begin(source)
+    work.common = Common()
+
+
+@contextmanager
+def _reasons(work: Work) -> Iterator[None]:
+    """What is raised becomes the reason why a region has no generated code."""
+    try:
+        yield
     except (Unsupported, TooManyBuilds) as refused:
         work.reason = str(refused)
     except Exception as bug:  # ours; the other regions and the model still run
         work.reason = told(bug)
-    finally:
-        work.common = Common()
 
 
 def _generate_list(work: Work, facts: DeviceFacts, begin: Begin) -> None:
@@ -80,13 +102,6 @@ def _generate_list(work: Work, facts: DeviceFacts, begin: Begin) -> None:
     record = recall(work)
     if record is None or not adopt(work, record):
         begin(work.candidate.generated.source)
-
-
-def told(bug: Exception) -> str:
-    """An error of this package in words; raises it when debugging."""
-    if current().debug:
-        raise bug
-    return f"internal error: {type(bug).__name__}: {next(iter(str(bug).splitlines()), '')}"
 
 
 def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) -> None:
@@ -100,9 +115,8 @@ def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) 
     work.candidates.append(work.candidate)
     if earlier or work.candidate.generated.general is not None:
         others, work.beyond_budget = [], ()
-    others = [spec for spec in others if spec.name not in work.beyond_budget]
-    work.beyond_budget = tuple(name for name in work.beyond_budget if name != _preferred(work.candidate).name)
-    work.offered = (work.candidate.name, *(spec.name for spec in others))
+    others = within_budget(work, others)
+    offer(work, others)
     reuse(work, forms)
     if work.choice is not None:
         return
@@ -112,10 +126,28 @@ def _generate_space(work: Work, facts: DeviceFacts, forms: Forms, begin: Begin) 
         every += _other_schedules(work, named(record))
         _generate_others(work, [spec for spec in every if spec.name in named(record)], facts)
     if record is None or not adopt(work, record):
-        _generate_others(work, others, facts, begin, all_of_them=current().tune == "max")
+        anchor = None if current().tune == "max" else anchor_cost(work.region.anchor, facts)
+        _generate_others(work, others, facts, begin, anchor)
+    settle_unmeasured(work, copies=copies_in_order(work.candidate.generated.program))
+
+
+def within_budget(work: Work, specs: Sequence[CandidateSpec]) -> list[CandidateSpec]:
+    """Those of `specs` that are not `Work.beyond_budget`."""
+    return [spec for spec in specs if spec.name not in work.beyond_budget]
+
+
+def offer(work: Work, others: Sequence[CandidateSpec]) -> None:
+    """Note that `work`, which has its first candidate, may be tried in `others`, too."""
+    assert work.candidate is not None
+    work.beyond_budget = tuple(name for name in work.beyond_budget if name != preferred(work.candidate).name)
+    work.offered = (work.candidate.name, *(spec.name for spec in others))
+
+
+def settle_unmeasured(work: Work, *, copies: bool) -> None:
+    """Choose the operators where it takes no measurement; `copies` says whether the first candidate does nothing but copy a tensor as it lies."""
     if work.choice is None and _is_anchor_alone(work):
         work.choice = Choice(EAGER, reason="the library's call alone, for which there is no generated code")
-    if work.choice is None and _copies_in_order(work.candidate.generated.program):
+    if work.choice is None and copies:
         work.choice = Choice(EAGER, reason="a copy in the order of memory, which PyTorch makes at the memory's rate")
 
 
@@ -134,14 +166,6 @@ def _is_anchor_alone(work: Work) -> bool:
     operators = [node for node in work.region.nodes if not is_view(node.target) and node.target is not operator.getitem]
     calls = [each for each in work.candidates if not each.generated.generates_anchor and not each.conversions]
     return operators == [work.region.anchor] and calls == work.candidates
-
-
-def _copies_in_order(program: Program) -> bool:
-    """Whether `program` does nothing but copy a tensor as it lies in memory."""
-    if program.calls or len(program.kernels) != 1 or len(program.kernels[0].stores) != 1:
-        return False
-    (store,) = program.kernels[0].stores
-    return isinstance(store.value, Load) and store.value.index == store.index
 
 
 def _earlier(work: Work, facts: DeviceFacts, forms: Forms) -> CandidateSpec | None:
@@ -174,76 +198,42 @@ def _first_candidate(work: Work, spec: CandidateSpec, facts: DeviceFacts, forms:
 
 def _generate_others(
     work: Work,
-    others: Sequence[CandidateSpec],
+    specs: Sequence[CandidateSpec],
     facts: DeviceFacts,
     begin: Begin = lambda source: None,
-    *,
-    all_of_them: bool = True,
+    anchor: AnchorCost | None = None,
 ) -> None:
-    """Add the candidates of `others` that are new programs as precise as the region's operators; failures are noted.
+    """Add the candidates of `specs` that are new programs as precise as the region's operators; failures are noted.
 
-    Unless `all_of_them` are asked for, those are left out that are not worth a build. What takes the compiler longest is generated first, and
-    `begin` told of it. Of equal programs the one that is offered first stays.
+    By what is known of its `anchor` those are left out that are not worth a build; None leaves out none.
     """
-    first = work.candidates[0]
-    found: dict[CandidateSpec, Candidate] = {}
-    for spec in sorted(others, key=_builds_fast):
-        if spec == _preferred(first) or not is_precise(spec, work.graph, facts):
-            continue
-        try:
-            found[spec] = candidate_of(work, spec, facts)
-        except Exception as bug:
-            work.lost[spec.name] = told(bug)
-    made = [found[spec] for spec in others if spec in found]
-    if not all_of_them:
-        made = without_slower(work, _new(made, first))
-        work.ruled_out = ruled_out(work, made)
-    kept = [each for each in made if each.name not in work.ruled_out]
-    for each in sorted(kept, key=lambda each: _builds_fast(each.spec)):
-        try:
-            sources = each.sources
-        except Exception as bug:
-            kept.remove(each)
-            work.lost[each.name] = told(bug)
-            continue
-        if not _builds_fast(each.spec) and sources != first.sources:
-            for source in sources:
-                begin(source)
-    for each in kept:
-        if not any(each.sources == known.sources for known in work.candidates):
-            work.candidates.append(each)
-
-
-def _preferred(first: Candidate) -> CandidateSpec:
-    """What asks by name for the implementation of the anchor that `first` has."""
-    return replace(
-        first.spec, anchor=AnchorSource.GENERATED if first.generated.generates_anchor else AnchorSource.LIBRARY
-    )
-
-
-def _builds_fast(spec: CandidateSpec) -> bool:
-    return spec.anchor not in _SLOW_TO_BUILD
-
-
-def _new(made: Sequence[Candidate], first: Candidate) -> list[Candidate]:
-    """Those of `made` whose program neither `first` has, nor one before them."""
-    programs = [[part.outline for part in each.parts] for each in (first, *made)]
-    return [each for place, each in enumerate(made, 1) if programs[place] not in programs[:place]]
+    precise = [spec for spec in specs if is_precise(spec, work.graph, facts)]
+    found = others_of(lambda spec: candidate_of(work, spec, facts), work.candidates[0], precise, anchor, begin)
+    work.lost.update(found.lost)
+    if anchor is not None:
+        work.ruled_out = found.ruled_out
+    work.candidates += different(found.kept, work.candidates)
 
 
 def candidate_of(work: Work, spec: CandidateSpec, facts: DeviceFacts, share: Share = lambda made: made) -> Candidate:
     """The program of `spec`; `share` may give what is generated a library that serves other sizes, too."""
-    common, chosen = work.common, spec.anchor_format
-    if chosen not in common.lowered:
-        common.lowered[chosen] = _lowered(work, chosen, facts)
-    program, converted = common.lowered[chosen]
-    shared = {name: share(each) for name, each in converted.items()}
-    made = generate(program, common.builder, facts, spec.anchor, spec.overrides, common.known[spec.overrides])
-    return Candidate(spec, share(made), shared)
+    lower_for(work, [spec], facts)
+    return work.common.candidate(spec, facts, share)
 
 
-def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> tuple[Program, Mapping[str, Generated]]:
-    """The program of a region before the passes, with what changes a layout for the library."""
+def lower_for(work: Work, specs: Sequence[CandidateSpec], facts: DeviceFacts) -> None:
+    """Lower `work` as `specs` need it.
+
+    Raises:
+        Unsupported: the kernel IR cannot express it.
+    """
+    for spec in specs:
+        if spec.anchor_format not in work.common.lowered:
+            work.common.lowered[spec.anchor_format] = _lowered(work, spec.anchor_format, facts)
+
+
+def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> Program:
+    """The program of a region before the passes."""
     labels = [node.name for node in work.region.inputs]
     values = {node.name: value.item() for node, value in work.constants.items()}
     tf32 = library_rounds(work.graph, facts)
@@ -259,7 +249,7 @@ def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> tup
         updates=updates,
         builder=work.common.builder,
     )
-    return program, {call.result: generate(conversion, own, facts) for call, conversion, own in conversions(program)}
+    return program
 
 
 def build_candidates(works: Sequence[Work]) -> None:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fusepass.autotune.work import Candidate, Work
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import Generated, KernelSummary, Recalled, generate
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.outline import Outline
 from fusepass.codegen.ir.program import Buffer, Program, Role
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import Unsupported, lower
 from fusepass.codegen.lowering.tensor import dtype_of
 from fusepass.codegen.lowering.tracer import Spec
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.search.space import CandidateSpec
+from fusepass.codegen.search.candidate import Candidate, CandidateSpec
 from fusepass.codegen.source import Target
 
 _SIZE = 1 << 16

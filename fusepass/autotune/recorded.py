@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
@@ -20,20 +20,22 @@ import torch
 from torch._ops import OpOverload
 
 from fusepass.autotune.tune import adopt, named, obstacle, precision, recall
-from fusepass.autotune.work import Candidate, Work
+from fusepass.autotune.work import Work
 from fusepass.codegen import cache_folders as folders
 from fusepass.codegen import records
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms, OfOneSize, TooManyBuilds
 from fusepass.codegen.generate import Generated, KernelSummary, Recalled
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.key import package_key
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import is_as_shipped
 from fusepass.codegen.outlines import outline_data, outline_of, source_data, source_of
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.render.cuda.family import registered
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES, ScheduleOverrides
-from fusepass.codegen.search.space import CandidateSpec, library_rounds
+from fusepass.codegen.search.apart import Code, Coded
+from fusepass.codegen.search.candidate import Candidate, CandidateSpec
+from fusepass.codegen.search.space import library_rounds
 from fusepass.config import current
 from fusepass.errors import ArtifactError
 from fusepass.report.choice import EAGER, Choice
@@ -55,15 +57,9 @@ def restore(work: Work, facts: DeviceFacts, forms: Forms, make: Make) -> bool:
     work.record_key = key
     if record is None or not {*record["beyond_budget"]} <= {*work.beyond_budget}:
         return False
-    first, *others = [_restored(work, each, facts, make) for each in record["candidates"]]
-    try:
-        conversions = {name: forms.shared(each) for name, each in first.conversions.items()}
-        first = replace(first, generated=forms.shared(first.generated), conversions=conversions)
-    except (OfOneSize, TooManyBuilds):
+    if not take(work, [_coded(each) for each in record["candidates"]], facts, forms, make):
         return False
-    if first.generated.general is not None:
-        return False
-    work.candidates, work.candidate, work.offered = [first, *others], first, tuple(record["offered"])
+    work.offered = tuple(record["offered"])
     if _settled(work, record["settled"]):
         work.record_key = None
         work.beyond_budget = tuple(name for name in work.beyond_budget if name in record["beyond_budget"])
@@ -71,6 +67,25 @@ def restore(work: Work, facts: DeviceFacts, forms: Forms, make: Make) -> bool:
         return True
     work.candidates, work.candidate, work.offered = [], None, ()
     return False
+
+
+def take(work: Work, coded: Sequence[Coded], facts: DeviceFacts, forms: Forms, make: Make) -> bool:
+    """Give `work` candidates that another process generated, the first one first; not if its first one needs a library for several sizes. Whether it has them.
+
+    Args:
+        forms: is told of the libraries.
+        make: generates a candidate, for what is not in `coded`.
+    """
+    first, *others = [coded_candidate(work, each, facts, make) for each in coded]
+    try:
+        conversions = {name: forms.shared(each) for name, each in first.conversions.items()}
+        first = replace(first, generated=forms.shared(first.generated), conversions=conversions)
+    except (OfOneSize, TooManyBuilds):
+        return False
+    if first.generated.general is not None:
+        return False
+    work.candidates, work.candidate = [first, *others], first
+    return True
 
 
 def keep(work: Work) -> None:
@@ -149,10 +164,20 @@ def _code(generated: Generated) -> dict[str, Any]:
     }
 
 
-def _restored(work: Work, data: Mapping[str, Any], facts: DeviceFacts, make: Make) -> Candidate:
-    """The candidate of which `_data` made `data`."""
+def _coded(data: Mapping[str, Any]) -> Coded:
+    """That of which `_data` made `data`."""
     anchor_format, anchor, overrides = data["spec"]
     spec = CandidateSpec(AnchorFormat(anchor_format), AnchorSource(anchor), ScheduleOverrides(**overrides))
+    return spec, _code_of(data["code"]), {name: _code_of(code) for name, code in data["conversions"].items()}
+
+
+def _code_of(data: Mapping[str, Any]) -> Code:
+    source = source_of(data["source"], data["text"], data["headers"])
+    return Code(outline_of(data["outline"]), source, tuple(KernelSummary(*each) for each in data["kernels"]))
+
+
+def coded_candidate(work: Work, coded: Coded, facts: DeviceFacts, make: Make) -> Candidate:
+    spec, code, conversions = coded
     surroundings = contextvars.copy_context()
 
     @functools.cache
@@ -161,20 +186,15 @@ def _restored(work: Work, data: Mapping[str, Any], facts: DeviceFacts, make: Mak
         assert work.anew is not None
         return surroundings.copy().run(make, replace(work, graph=work.anew()), spec, facts)
 
+    def recalled(code: Code, overrides: ScheduleOverrides, again: Callable[[], Generated]) -> Generated:
+        return Generated(
+            code.outline, facts, overrides, recalled=Recalled(code.source, code.kernels, lambda: again().program)
+        )
+
     def conversion(name: str) -> Generated:
         return made().conversions[name]
 
-    conversions = {
-        name: _generated(code, facts, NO_OVERRIDES, functools.partial(conversion, name))
-        for name, code in data["conversions"].items()
+    converted = {
+        name: recalled(each, NO_OVERRIDES, functools.partial(conversion, name)) for name, each in conversions.items()
     }
-    return Candidate(spec, _generated(data["code"], facts, spec.overrides, lambda: made().generated), conversions)
-
-
-def _generated(
-    code: Mapping[str, Any], facts: DeviceFacts, overrides: ScheduleOverrides, made: Callable[[], Generated]
-) -> Generated:
-    source = source_of(code["source"], code["text"], code["headers"])
-    kernels = tuple(KernelSummary(*each) for each in code["kernels"])
-    recalled = Recalled(source, kernels, lambda: made().program)
-    return Generated(outline_of(code["outline"]), facts, overrides, recalled=recalled)
+    return Candidate(spec, recalled(code, spec.overrides, lambda: made().generated), converted)

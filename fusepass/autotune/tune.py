@@ -12,11 +12,12 @@ from torch._ops import OpOverload
 
 from fusepass import measure
 from fusepass.autotune.trial import BUDGETS, OperatorsFail, checked, fastest
-from fusepass.autotune.work import Candidate, Work
+from fusepass.autotune.work import Work
 from fusepass.codegen import choices, records
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.key import source_key
 from fusepass.codegen.schedule.overrides import NO_OVERRIDES
+from fusepass.codegen.search.candidate import Candidate
 from fusepass.config import current
 from fusepass.errors import BuildError, warn
 from fusepass.numerics.agreement import Verdict

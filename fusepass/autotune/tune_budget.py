@@ -17,7 +17,8 @@ from fusepass.autotune.work import Work
 from fusepass.codegen import units
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.passes.anchors import AnchorSource
-from fusepass.codegen.search.space import CandidateSpec, search_space
+from fusepass.codegen.search.candidate import CandidateSpec
+from fusepass.codegen.search.space import search_space
 from fusepass.config import Config, current
 from fusepass.patterns.anchor_work import HALVES
 from fusepass.patterns.cost import cost

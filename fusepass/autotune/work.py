@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,67 +13,13 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fusepass.autotune.kind import kind_of
 from fusepass.codegen.generate import Generated
-from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Program
-from fusepass.codegen.lowering.formats import AnchorFormat
-from fusepass.codegen.passes.pipeline import Known
-from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.search.space import CandidateSpec
-from fusepass.codegen.source import Source
+from fusepass.codegen.search.candidate import Candidate, Common
+from fusepass.codegen.search.schedules import ScheduleCandidate
 from fusepass.patterns.partition import Region
 from fusepass.report.choice import Choice
 from fusepass.report.report import RegionState
 from fusepass.runtime.meta import Meta, with_strides
 from fusepass.runtime.region import FusedRegion
-
-
-@dataclass
-class Candidate:
-    """One program that a region may become, on its way to a library.
-
-    Attributes:
-        spec: what sets it apart from the others.
-        generated: program and source.
-        conversions: by the name of the library call's result, what changes a layout for the library.
-        library: the built library; None where there is none.
-        converters: the libraries of the conversions.
-    """
-
-    spec: CandidateSpec
-    generated: Generated
-    conversions: dict[str, Generated]
-    library: Path | None = None
-    converters: dict[str, Path] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.spec.name
-
-    @property
-    def parts(self) -> list[Generated]:
-        """What is built for it: its kernels, then its conversions."""
-        return [self.generated, *self.conversions.values()]
-
-    @property
-    def sources(self) -> list[Source]:
-        """Of its parts."""
-        return [part.source for part in self.parts]
-
-
-@dataclass
-class Common:
-    """What candidates of a region have in common while they are generated.
-
-    Attributes:
-        builder: of their expressions.
-        lowered: by the format of the anchor, the program before the passes; with its `Candidate.conversions`.
-        known: by how kernels depart from the rules, what passes gave.
-    """
-
-    builder: Builder = field(default_factory=Builder)
-    lowered: dict[AnchorFormat, tuple[Program, Mapping[str, Generated]]] = field(default_factory=dict)
-    known: defaultdict[ScheduleOverrides, Known] = field(default_factory=lambda: defaultdict(Known))
 
 
 @dataclass
@@ -98,6 +42,8 @@ class Work:
         candidates: what was generated of these, different programs all, in that order; empty where the region is beyond
             code generation.
         candidate: the one in use, or to be used unless another one is chosen.
+        schedules: departures of the first candidate's schedules that are worth a try, where another process found them.
+        alone: why this process generated it although another was to.
         lost: candidates that could not be generated, built or loaded, by name, and why.
         choice: what was measured and chosen; None where nothing was to be chosen.
         call: the fused call, where it is in use.
@@ -120,6 +66,8 @@ class Work:
     ruled_out: Mapping[str, float] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     candidate: Candidate | None = None
+    schedules: Sequence[ScheduleCandidate] | None = None
+    alone: str | None = None
     lost: dict[str, str] = field(default_factory=dict)
     choice: Choice | None = None
     call: FusedRegion | None = None

@@ -18,10 +18,10 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fusepass.autotune.candidates import Begin, build_candidates, generate_candidates, load_candidates
+from fusepass.autotune.candidates import build_candidates, load_candidates
+from fusepass.autotune.generation import generate_all
 from fusepass.autotune.layout import chosen_layout
 from fusepass.autotune.recorded import keep
-from fusepass.autotune.schedules import add_schedule_candidates
 from fusepass.autotune.tune import choose, remember, settle
 from fusepass.autotune.tune_budget import spend
 from fusepass.autotune.whole_graph import leave_out
@@ -30,7 +30,8 @@ from fusepass.background import threads_soon
 from fusepass.codegen import build, choices
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.forms import Forms
-from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.ir.anchor_format import AnchorFormat
+from fusepass.codegen.search.others import Begin
 from fusepass.codegen.search.space import handed_format
 from fusepass.compile import recalled
 from fusepass.compile.alike import follow, note_alike
@@ -495,11 +496,7 @@ def generated(
         works = _works(graph, regions, exact)
     note_alike(works)
     seconds_left = spend(works, device_facts)
-    first = [work for work in works if work.like is None]
-    for number, work in enumerate(first):
-        tell("generate", number, len(first), work.region.name)
-        generate_candidates(work, forms, begin)
-    add_schedule_candidates(first, begin, seconds_left=seconds_left)
+    generate_all([work for work in works if work.like is None], forms, begin, seconds_left=seconds_left)
     masks.begin(_masks_alone(graph.graph, works), begin)
     return works, layouts
 
@@ -570,6 +567,8 @@ def operators_of(owner: fx.GraphModule, work: Work) -> Operators:
 def _tell(work: Work, counter: FallbackCounter) -> None:
     """Count what keeps a region, or one of its candidates, from running."""
     name = work.region.name
+    if work.alone is not None:
+        counter.count("generation in several processes", work.alone, instead="generation in this one")
     if work.reason is not None:
         counter.count(name, work.reason, toolchain=work.generated is not None)
         return

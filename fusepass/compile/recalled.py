@@ -56,7 +56,7 @@ Only = tuple[Callable[..., Any], tuple[int, ...]]
 
 _ELSEWHERE = frozenset({
     "cache_dir", "cache_size", "compile", "cuda_graphs", "debug", "dump", "max_signatures", "memory_budget", "methods", "progress",
-    "training",
+    "training", "workers",
 })  # fmt: skip
 """Options that do not decide what becomes of a graph; where `debug` or `dump` is on, nothing is kept or found."""
 

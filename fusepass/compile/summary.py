@@ -10,7 +10,7 @@ from torch import fx
 
 from fusepass.autotune.work import Work
 from fusepass.codegen.generate import Generated, anchor_traffic
-from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.source import Target
 from fusepass.compile.chunked import Chunked, Scaled
 from fusepass.compile.chunks import KEPT_WHOLE

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fusepass import background
+from fusepass.autotune.generation import prepare
 from fusepass.capture.branches import MOST_BRANCHES
 from fusepass.capture.trace import Captured, CaptureFailure, capture, capture_beside
 from fusepass.codegen.forms import Forms
@@ -96,6 +97,7 @@ class Maker:
         """Capture such a call, in a thread that makes it."""
         start = time.perf_counter()
         with collector_paused(), override(**self._options):
+            prepare(sum(1 for _ in self._model.modules()))
             captured = capture(self._model, args, kwargs, forward=self._forward, branches=self._branches)
             if isinstance(captured, CaptureFailure):
                 _log.info("%s: not captured: %s", self.name, captured.reason)
@@ -118,6 +120,7 @@ class Maker:
         start = time.perf_counter()
         tell("capture")
         with override(**self._options):
+            prepare(sum(1 for _ in self._model.modules()))
             signature = Signature(self._model, tensors, self._forward)
             captured = capture_beside(self._model, args, kwargs, forward=self._forward, branches=self._branches)
         if not _describes(captured, signature, tensors):

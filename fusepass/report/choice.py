@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from fusepass.codegen.search.space import GENERATED
+from fusepass.codegen.search.candidate import GENERATED
 
 EAGER = "eager"
 """The candidate that is the region's own operators."""

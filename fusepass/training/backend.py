@@ -17,6 +17,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from fusepass.autotune.generation import prepare
 from fusepass.background import Job
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
 from fusepass.capture.isolation import whole_operators
@@ -137,6 +138,7 @@ class Backend:
             # What may raise, as solvers do, is kept in order by a token, else an argument that is None where the graph says that it is a tensor.
             functorch.patch(unlift_effect_tokens=True),
         ):
+            prepare(sum(node.op.startswith("call_") for node in graph.graph.nodes))
             given, applied = with_attention(with_choices(graph))  # the partitioner adds to these
             visible = sys.maxsize
             graphs = current().cuda_graphs

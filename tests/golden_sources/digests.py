@@ -16,6 +16,7 @@ from benchmarks.layers import Size, Workload
 from fusepass.autotune import candidates, schedules
 from fusepass.autotune.tune import remember
 from fusepass.autotune.work import Work
+from fusepass.codegen.detect import taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.search import space
@@ -114,13 +115,11 @@ def _digest(made: list[Source]) -> str:
 def _generating_for(facts: DeviceFacts) -> Iterator[None]:
     """Nothing that was found on this machine, or is known of its device, counts."""
     nothing: dict[tuple[Any, str], Any] = {
-        (candidates, "device_facts"): lambda device: facts,
-        (pipeline, "device_facts"): lambda device: facts,
         (candidates, "recall"): lambda work: None,
         (schedules, "times_are_taken"): lambda work: True,
         (space, "rounds_to_tf32"): lambda node: True,
     }
-    with override(tune="max"), ExitStack() as patches:
+    with taken_for(facts), override(tune="max"), ExitStack() as patches:
         for (owner, name), value in nothing.items():
             patches.enter_context(mock.patch.object(owner, name, value))
         yield

@@ -10,7 +10,7 @@ from torch import nn
 
 import fusepass
 import fusepass.codegen.search.space
-from fusepass.codegen.lowering.formats import AnchorFormat
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.numerics.check import check
 from fusepass.report.report import RegionState
 from tests.support.precision import exact_products

@@ -24,6 +24,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.search import candidate
 from fusepass.codegen.source import Source
 from fusepass.compile import pipeline
 from fusepass.runtime.call_text import CallText
@@ -53,7 +54,7 @@ def original_operators() -> Iterator[None]:
 def interpreted() -> Iterator[None]:
     """While open, newly optimised models interpret their kernels; what was optimised inside stays so."""
     programs: dict[Path, Program] = {}
-    generate = candidates.generate
+    generate = candidate.generate
 
     def remembered(program: Program, builder: Builder, facts: DeviceFacts, *options: Any) -> Generated:
         made = generate(program, builder, facts, *options)
@@ -67,7 +68,7 @@ def interpreted() -> Iterator[None]:
         return list(map(_library, sources))
 
     with (
-        mock.patch.object(candidates, "generate", remembered),
+        mock.patch.object(candidate, "generate", remembered),
         mock.patch.object(candidates, "restore", return_value=False),  # of the text alone
         mock.patch.object(pipeline, "find_lists", return_value=()),  # whose entries take other arguments
         mock.patch.object(Forms, "shared", lambda forms, generated: generated),

@@ -59,5 +59,6 @@ INVARIANTS = {
     56: "a forward that gives a tensor another shape or memory runs as it is",
     57: "an artifact gives its model's results in a fresh process that has no compiler, or says why not",
     58: "an exported program has the original's operators whatever was called before; fused ones that are asked for load elsewhere",
+    59: "generated code is the same to the byte whichever process generates it; one that dies, hangs or cannot start breaks no compilation",
 }
 """By numbers that stay: a new one goes to the end."""

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fusepass
-from fusepass.autotune import candidates
 from fusepass.codegen.generate import generate
+from fusepass.codegen.search import candidate
 from fusepass.config import override
 from fusepass.numerics.check import check
 from fusepass.patterns import partition
@@ -134,7 +134,7 @@ def everything_fuses() -> Iterator[None]:
     try:
         with (
             mock.patch.object(partition, "_gains", return_value=True),
-            mock.patch.object(candidates, "generate", generate),
+            mock.patch.object(candidate, "generate", generate),
         ):
             yield
     finally:

@@ -16,10 +16,10 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.ir.verify import verify
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.lowering.tensor import TORCH
 from fusepass.codegen.lowering.tracer import Spec

@@ -32,8 +32,9 @@ from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.passes.pipeline import run_passes
 from fusepass.codegen.render import render
 from fusepass.codegen.schedule import schedule
+from fusepass.codegen.search.candidate import CandidateSpec
 from fusepass.codegen.search.rounding import differs_from_float32
-from fusepass.codegen.search.space import CandidateSpec, anchor_formats, is_precise, library_rounds, search_space
+from fusepass.codegen.search.space import anchor_formats, is_precise, library_rounds, search_space
 from fusepass.errors import FusepassWarning
 from fusepass.report.choice import GENERATED
 from fusepass.runtime.fallbacks import FallbackCounter

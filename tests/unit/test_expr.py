@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -34,6 +35,22 @@ i, j = axis_index(I8), axis_index(J4)
 @pytest.fixture
 def b() -> Builder:
     return Builder()
+
+
+def test_a_builder_in_another_process_knows_what_it_has_made(b: Builder) -> None:
+    def made(builder: Builder) -> Expr:
+        value = builder.load("x", i * 4 + j, DType.F32)
+        for constant in (0.0, -0.0, math.nan, 2.0):
+            value = builder.apply(Op.ADD, value, builder.const(constant, DType.F32))
+        for _ in range(10_000):  # deeper than Python's stack
+            value = builder.apply(Op.TANH, value)
+        return value
+
+    value = made(b)
+    other, sent = pickle.loads(pickle.dumps((b, value)))
+    assert made(other) is sent
+    assert made(Builder()) is not sent
+    assert len(list(walk(sent))) == len(list(walk(value)))
 
 
 def test_equal_expressions_are_one_node(b: Builder) -> None:

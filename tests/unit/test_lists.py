@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fusepass.autotune.lists import list_candidate
-from fusepass.autotune.work import Candidate, Work
+from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.search.candidate import Candidate
 from fusepass.compile.multiply_add import spell_out
 from fusepass.compile.splice import subgraph
 from fusepass.compile.writes import updates_of

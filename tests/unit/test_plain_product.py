@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from fusepass.codegen.device import DeviceFacts
+from fusepass.codegen.ir.anchor_format import AnchorFormat
 from fusepass.codegen.ir.convolution import Convolution
 from fusepass.codegen.ir.dtype import DType, Precision
 from fusepass.codegen.ir.expr import Builder
 from fusepass.codegen.ir.product import Product
 from fusepass.codegen.ir.program import Program
-from fusepass.codegen.lowering.formats import AnchorFormat
 from fusepass.codegen.passes.anchors import AnchorOptions, AnchorSource, generate_anchors
 from fusepass.codegen.render import render
-from fusepass.codegen.search.space import CandidateSpec, search_space
+from fusepass.codegen.search.candidate import CandidateSpec
+from fusepass.codegen.search.space import search_space
 from tests.support.convolutions import (
     PATCHES,
     POINTWISE,

@@ -22,7 +22,7 @@ from fusepass.codegen.detect import taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.render.cuda.family import register, unregister
-from fusepass.codegen.search.space import GENERATED
+from fusepass.codegen.search.candidate import GENERATED
 from fusepass.compile import pipeline, recalled
 from fusepass.config import override
 from fusepass.patterns import pattern

@@ -24,7 +24,7 @@ from fusepass.codegen.ir.text import program_text
 from fusepass.codegen.lowering import registry
 from fusepass.codegen.lowering.lower import lower
 from fusepass.codegen.render.cuda.family import register, unregister
-from fusepass.codegen.search.space import GENERATED
+from fusepass.codegen.search.candidate import GENERATED
 from fusepass.compile import pipeline
 from fusepass.config import override
 from fusepass.patterns.partition import partition

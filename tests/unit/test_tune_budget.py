@@ -14,16 +14,16 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusepass.autotune import candidates, recorded, schedules
+from fusepass.autotune import candidates, generation, recorded, schedules
 from fusepass.autotune.tune_budget import build_seconds, spend
 from fusepass.autotune.work import Work
-from fusepass.autotune.worth import RULED_OUT
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.passes.anchors import AnchorSource
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
 from fusepass.codegen.search import space
 from fusepass.codegen.search.schedules import ScheduleCandidate
+from fusepass.codegen.search.worth import RULED_OUT
 from fusepass.compile import pipeline
 from fusepass.compile.alike import note_alike
 from fusepass.config import current, override
@@ -152,8 +152,8 @@ def test_what_the_models_expect_to_be_much_slower_is_not_built() -> None:
 
 
 def test_schedules_are_tried_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    added: list[ScheduleCandidate] = []
-    monkeypatch.setattr(schedules, "_add", lambda work, each: added.append(each))
+    added: list[ScheduleOverrides] = []
+    monkeypatch.setattr(generation, "add_schedule", lambda work, overrides: added.append(overrides))
     monkeypatch.setattr(
         schedules, "_schedule_candidates", lambda work, effort: [ScheduleCandidate(ScheduleOverrides(0, 1), -1.0)]
     )
