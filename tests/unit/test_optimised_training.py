@@ -67,6 +67,20 @@ class Checkpointed(nn.Module):
         return self.last(hidden)
 
 
+class Deep(nn.Module):
+    """Stochastic depth below a checkpoint: its random numbers depend on no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        def residual(t: Tensor) -> Tensor:
+            return t + self.block(t) * torch.rand(len(t), 1, 1, dtype=t.dtype).add(0.6).floor() / 0.6
+
+        return checkpoint(residual, x.sin(), use_reentrant=False).tanh()
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -177,6 +191,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.4), nn.GELU(), nn.LayerNorm(32), nn.Dropout(0.1)),
     "frozen layers": frozen,
     "checkpoint": lambda: Checkpointed(reentrant=False),
+    "checkpoint with numbers of their own": Deep,
     "reentrant checkpoint": lambda: Checkpointed(reentrant=True),
     "checkpoint with dropout": lambda: Checkpointed(reentrant=False, dropout=0.3),
     "reentrant checkpoint with dropout": lambda: Checkpointed(reentrant=True, dropout=0.3),
