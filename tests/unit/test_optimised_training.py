@@ -81,6 +81,16 @@ class Deep(nn.Module):
         return checkpoint(residual, x.sin(), use_reentrant=False).tanh()
 
 
+class PartlyScripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.script, self.last = mlp(), torch.jit.script(nn.Linear(8, 16)), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.script(self.first(x)))
+        return result
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -200,8 +210,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "writes": Writing,
     "writes to its input": WritingInput,
     "prompt": Prompted,
+    "TorchScript part": PartlyScripted,
 }
-BY_CHILDREN = {"backward hooks"} if torch.__version__ >= (2, 15) else {"gru", "backward hooks"}
+BY_CHILDREN = {"backward hooks", "TorchScript part"}
 """What Dynamo finds no graph in."""
 
 X = torch.linspace(-1, 1, 2 * 3 * 16).view(2, 3, 16).sin()
