@@ -90,7 +90,7 @@ class Code:
         return any(
             isinstance(value, types.FunctionType) and not is_constant(value)
             for (entries, _, _), values in zip(self._spaces, self._values, strict=True)
-            if entries is _METHODS or str(entries.get("__name__")).startswith("torch")
+            if entries is _METHODS or str(entries.get("__name__")).partition(".")[0] == "torch"
             for value in values
         )
 

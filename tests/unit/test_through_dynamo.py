@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 import warnings
 from collections.abc import Iterator
 
@@ -79,6 +81,38 @@ def test_a_way_that_is_not_traced_takes_no_graph_from_another(breaks: bool) -> N
     for traced in (True, False, True):
         torch.testing.assert_close(optimised(X, traced), model(X, traced))
     assert fallbacks(optimised.report()) == 2
+
+
+LIBRARY = """
+import torch
+
+
+def scaled(x, factor):
+    return torch.nn.functional.gelu(x * factor)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return scaled(self.linear(x), 2).tanh()
+"""
+
+
+@pytest.mark.parametrize("name", ["torch_library", "torchlibrary.layers"])
+def test_functions_of_libraries_with_names_like_pytorch_s_are_none_of_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, library)
+    exec(LIBRARY, vars(library))
+    model = library.Layer()
+    optimised = fusepass.optimize(model)
+    torch.testing.assert_close(optimised(X), model(X))
+    assert optimised.report().fallbacks == ()
+    assert optimised.report().regions
 
 
 class Recognised(nn.Module):
