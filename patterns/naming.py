@@ -24,7 +24,7 @@ _KEPT = 4  # of a longer chain
 
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 _TORCH = str(Path(torch.__file__).parent)
-_CALLS_FORWARD = str(Path("fusepass", "dispatch", "capture_fallback.py"))
+_CALLS_FORWARD = str(Path("fusepass", "dispatch", "through_dynamo.py"))
 _OF_DYNAMO = re.compile(r"^L\[.*?\](\.__self__)?(\.|$)")
 """What leads from a frame that Dynamo traces to the model."""
 

@@ -8,7 +8,7 @@ import logging
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -186,7 +186,8 @@ def whole_operators(tensors: Iterable[Any]) -> Iterator[None]:
     parts have other strides.
 
     In this thread alone: that Python, which is registered once for the process, is made to ask for whom it runs. Where one of
-    `tensors` is empty it stays for upsampling, as shapes are told by Python that rejects an empty batch, and there are no strides to keep.
+    `tensors` is empty it stays for upsampling, as shapes are told by Python that rejects an empty batch, and there are no strides to keep; and
+    for sizes that are not known.
     """
     empty = any(size == 0 for tensor in tensors for size in getattr(tensor, "shape", ()) if isinstance(size, int))
     operators = [*CORRECTED, *(() if empty else _resampling())]
@@ -215,11 +216,16 @@ def _asks(operator: Any, key: Any, kernel: Callable[..., Any]) -> Callable[..., 
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if operator not in getattr(_here, "whole", ()):
+        if operator not in getattr(_here, "whole", ()) or any(map(_is_open, args)):
             return kernel(*args, **kwargs)
         return NotImplemented if found is None else operator._op_dk(found, *args, **kwargs)
 
     return run
+
+
+def _is_open(argument: object) -> bool:
+    """Whether it is sizes of which one is not known, which some of what is in C++ does not take."""
+    return isinstance(argument, Sequence) and any(isinstance(size, torch.SymInt) for size in argument)
 
 
 def _resampling() -> list[Any]:

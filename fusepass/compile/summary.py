@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -110,7 +111,7 @@ def _tensor(node: fx.Node) -> TensorRecord:
 
 
 def _is_getitem(node: fx.Node) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload)
+    return node.target is operator.getitem
 
 
 def _region_report(work: Work) -> RegionReport:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -13,15 +11,13 @@ import torch
 from torch import nn
 
 from fusepass.background import Job
-from fusepass.capture.threads import modes_apart
 from fusepass.compile.pipeline import CompiledGraph
+from fusepass.dispatch.through_dynamo import Forward, through_dynamo
 from fusepass.report.report import CaptureRoute, Report
 from fusepass.runtime.fallbacks import FallbackCounter
 
-Forward = Callable[..., Any]
 _FORCED = "force_compile_during_fx_trace"
 """An option of Dynamo's: that a trace is under way is said of the process, but here it is another thread's."""
-_numbers = itertools.count()
 is_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
 """Says so of the process: it may be another thread that traces."""
 IDLE_CALLS = 8  # of tensors alike, after which Dynamo is left out if its graphs save less than its guards take
@@ -124,38 +120,6 @@ class Dynamo:
 
     def jobs(self) -> list[Job]:
         return self._backend.jobs
-
-
-def through_dynamo(forward: Forward, backend: Forward, limit: int) -> Forward:
-    """`forward` with graphs by `backend`, at most `limit` for each frame, under the settings of PyTorch that this package needs."""
-    import torch._dynamo  # takes seconds
-
-    context: Any = torch._dynamo.optimize(backend)
-    if hasattr(context, "callback"):  # not where Dynamo is switched off
-        context.callback = _Configured(context.callback, limit)
-    return context(_apart(forward))  # type: ignore[no-any-return]
-
-
-class _Configured:
-    """What Dynamo calls where no graph fits, with the settings of PyTorch that this needs; setting them at each call would take longer."""
-
-    def __init__(self, callback: Any, limit: int) -> None:
-        self._torchdynamo_orig_backend = callback  # by which Dynamo finds the backend
-        self._asked = {"suppress_errors": True, "recompile_limit": limit, "use_numpy_random_stream": True}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with modes_apart(), torch._dynamo.config.patch(self._asked):
-            return self._torchdynamo_orig_backend(*args, **kwargs)
-
-
-def _apart(forward: Forward) -> Forward:
-    """What calls `forward` and has code of its own: Dynamo keeps graphs, counts them and remembers sizes by code, which instances share."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    code = run.__code__.replace(co_name=f"forward_{next(_numbers)}")
-    return types.FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
 
 
 class Children:

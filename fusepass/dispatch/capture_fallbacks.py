@@ -18,11 +18,11 @@ from fusepass.dispatch.capture_fallback import (
     MOST_IDLE,
     Children,
     Dynamo,
-    Forward,
     Optimised,
     Route,
     Untouched,
 )
+from fusepass.dispatch.through_dynamo import Forward
 from fusepass.errors import warn
 from fusepass.guards.edits import Code
 from fusepass.report.records import RefusalReport

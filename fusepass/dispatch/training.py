@@ -13,8 +13,9 @@ from torch import nn
 
 from fusepass.background import Job
 from fusepass.capture.trace import capturing
-from fusepass.dispatch.capture_fallback import MOST_RECOMPILATIONS, Children, Forward, Optimised
+from fusepass.dispatch.capture_fallback import MOST_RECOMPILATIONS, Children, Optimised
 from fusepass.dispatch.signature import SETTINGS, default_devices
+from fusepass.dispatch.through_dynamo import Forward
 from fusepass.dispatch.training_graphs import Graphs
 from fusepass.guards.edits import Code
 from fusepass.guards.tensors import LiveTensors
@@ -95,9 +96,9 @@ class Training:
 
     def obstacle(self) -> str | None:
         """Why the model is not compiled for gradients; None where it may be."""
+        if isinstance(self._model, torch.jit.ScriptModule):
+            return "needs gradients, and is TorchScript, which has no Python to trace"
         for module in self._model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                return "needs gradients, and a part of it is TorchScript"
             if getattr(module, "_is_fsdp_managed_module", False):
                 return "needs gradients, and its parameters are sharded (FSDP)"
         for tensor in itertools.chain(self._model.parameters(), self._model.buffers()):

@@ -13,7 +13,8 @@ import torch
 
 from fusepass.background import Job
 from fusepass.config import override
-from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, Forward, is_tracing, through_dynamo
+from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, is_tracing
+from fusepass.dispatch.through_dynamo import Forward, through_dynamo
 from fusepass.report.records import CaptureRoute, RefusalReport, RegionState
 from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -85,7 +86,9 @@ class Graphs:
     def _explain(self) -> None:
         """Say why no graph served a call, and have the children serve later ones where Dynamo never finds any."""
         if self._reports:
-            self._fallbacks.count(self._name, f"needs gradients, and Dynamo made {self._limit} graphs already")
+            most = sum(report.backward is None for report in self._reports) >= self._limit
+            reason = f"Dynamo made {self._limit} graphs already" if most else "Dynamo traces no graph for such a call"
+            self._fallbacks.count(self._name, f"needs gradients, and {reason}")
             return
         if self._children is None:
             self._children = self._make_children()

@@ -59,7 +59,7 @@ def _holders(model: nn.Module) -> Iterator[tuple[str, int, dict[str, Any], list[
     for index, (path, module) in enumerate(model.named_modules()):
         for entries in (module._parameters, module._buffers):
             if entries:
-                yield path, index, entries, list(entries)
+                yield path, index, entries, list(entries.keys())  # TorchScript's mapping is no iterable
         plain = [key for key, value in vars(module).items() if isinstance(value, torch.Tensor)]
         if plain:
             yield path, index, vars(module), plain

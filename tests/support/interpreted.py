@@ -72,6 +72,7 @@ def interpreted() -> Iterator[None]:
         mock.patch.object(candidates, "restore", return_value=False),  # of the text alone
         mock.patch.object(pipeline, "find_lists", return_value=()),  # whose entries take other arguments
         mock.patch.object(Forms, "shared", lambda forms, generated: generated),
+        mock.patch.object(build, "begin"),
         mock.patch.object(build, "build_all", build_all),
         mock.patch.object(build, "build", _library),
         mock.patch.object(build, "load", load),

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.sweep import packages, steps, table
+from tests.sweep import packages, steps, table, training
 from tests.sweep.processes import Asked, outcomes
 from tests.sweep.trial import KERNELS, where
 
@@ -48,9 +48,11 @@ def _asked(options: argparse.Namespace) -> list[Asked]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
-    parser.add_argument("--package", nargs="*", choices=packages.NAMES, default=packages.installed())
+    parser.add_argument("--package", nargs="*", choices=packages.NAMES + packages.TRAINED, default=packages.installed())
     parser.add_argument("--models", default="", help="a regular expression that names contain")
-    parser.add_argument("--modes", nargs="*", choices=("eval", "train", steps.MODE), default=("eval", "train"))
+    parser.add_argument(
+        "--modes", nargs="*", choices=("eval", "train", steps.MODE, *training.MODES), default=("eval", "train")
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", choices=tuple(KERNELS), default="interpreted", help="how fused regions run")
     parser.add_argument("--missing", action="store_true", help="only what has no outcome yet")

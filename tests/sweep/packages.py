@@ -11,6 +11,8 @@ import torch
 from tests.sweep.entry import Entry
 
 NAMES = ("torchvision", "timm", "transformers")
+TRAINED = ("torchvision_losses", "transformers_losses")
+"""Models of these packages that compute their own losses."""
 
 
 def installed() -> list[str]:

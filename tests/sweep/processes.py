@@ -14,7 +14,7 @@ import torch
 
 from tests.farm.pool import Done, Job, Pool
 from tests.support.lost import is_lost
-from tests.sweep import packages, steps
+from tests.sweep import packages, steps, training
 from tests.sweep.entry import Entry
 from tests.sweep.trial import Outcome, run, where
 
@@ -69,6 +69,8 @@ def _run(asked: Asked) -> Outcome:
     entry = _entries(asked.package)[asked.name]
     if asked.mode == steps.MODE:
         return steps.run(entry)
+    if asked.mode in training.MODES:
+        return training.run(entry, asked.mode, asked.kernels)
     return run(entry, training=asked.mode == "train", device=asked.device, kernels=asked.kernels)
 
 

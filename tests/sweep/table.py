@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tests.sweep import packages as known
-from tests.sweep import steps
+from tests.sweep import steps, training
 from tests.sweep.trial import Outcome
 
 _MOST_REASONS = 20
@@ -37,7 +37,7 @@ def read(path: Path) -> list[Outcome]:
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """The whole page, of what has no gradients."""
-    outcomes = [outcome for outcome in outcomes if outcome.mode != steps.MODE]
+    outcomes = [outcome for outcome in outcomes if outcome.mode not in (steps.MODE, *training.MODES)]
     packages = sorted({outcome.package for outcome in outcomes})
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
     parts = [

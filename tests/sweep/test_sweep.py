@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fusepass
-from tests.sweep import packages, steps, table
+from tests.sweep import packages, steps, table, training
 from tests.sweep.__main__ import main
 from tests.sweep.entry import Entry, images
 from tests.sweep.processes import Asked, outcomes
@@ -130,6 +132,44 @@ def test_a_step() -> None:
     assert (outcome.verdict, outcome.mode) == ("ok", steps.MODE)
     assert outcome.ok
     assert 0 < outcome.fused < outcome.ops
+
+
+@pytest.mark.parametrize("mode", training.MODES)
+def test_three_steps(mode: str) -> None:
+    outcome = training.run(entry(Trained), mode)
+    assert (outcome.verdict, outcome.mode, outcome.failed) == ("ok", mode, ())
+    assert 0 < outcome.fused < outcome.ops
+
+
+class Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda result: Multiplied.apply(result, 1.01), "wrong: step 0: gradient of layers.0.weight"),
+        (lambda result: result * 1.01, "wrong: step 0: result 0"),
+        (lambda result: result + 0 * torch.rand(()), "step 0: the random generator is elsewhere"),
+        (lambda result: [result], "step 0: the result is list"),
+    ],
+)
+def test_a_difference_in_training_is_an_outcome(
+    change: Callable[[Tensor], object], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def optimize(model: nn.Module) -> Any:
+        optimized = fusepass.optimize(model)
+        return (lambda x: change(optimized(x))), lambda: ([optimized.report()], ())
+
+    monkeypatch.setattr(training, "_optimized", optimize)
+    assert verdict in training.run(entry(Trained), "optimize").verdict
 
 
 def test_a_wrong_gradient_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

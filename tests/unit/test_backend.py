@@ -21,6 +21,7 @@ from fusepass.errors import FusepassWarning
 from fusepass.runtime.fallbacks import FallbackCounter
 from fusepass.training.backend import Backend, fusepass_backend
 from fusepass.training.draws import with_draws
+from tests.support.interpreted import interpreted
 
 X = torch.randn(4, 6)
 
@@ -386,3 +387,18 @@ def test_numbers_that_nothing_uses_are_drawn(backend: Backend, gradients: bool) 
         close(call(X.clone().requires_grad_(gradients)), torch.tanh(X) * 2)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_images_are_resized_to_sizes_that_are_open(mode: str) -> None:
+    def larger(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(x.shape[-2] * 2, x.shape[-1] + 1), mode=mode).tanh() * 2
+
+    with interpreted():
+        compiled = torch.compile(larger, backend="fusepass", dynamic=True)
+        for size in (5, 6):
+            x = torch.linspace(-1, 1, 2 * size * 7).view(1, 2, size, 7).sin().requires_grad_()
+            found, wanted = compiled(x), larger(x)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            gradients = [torch.autograd.grad(each.square().sum(), x)[0] for each in (found, wanted)]
+            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

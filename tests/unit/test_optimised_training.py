@@ -67,6 +67,30 @@ class Checkpointed(nn.Module):
         return self.last(hidden)
 
 
+class Deep(nn.Module):
+    """Stochastic depth below a checkpoint: its random numbers depend on no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        def residual(t: Tensor) -> Tensor:
+            return t + self.block(t) * torch.rand(len(t), 1, 1, dtype=t.dtype).add(0.6).floor() / 0.6
+
+        return checkpoint(residual, x.sin(), use_reentrant=False).tanh()
+
+
+class PartlyScripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.script, self.last = mlp(), torch.jit.script(nn.Linear(8, 16)), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.script(self.first(x)))
+        return result
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -177,6 +201,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.4), nn.GELU(), nn.LayerNorm(32), nn.Dropout(0.1)),
     "frozen layers": frozen,
     "checkpoint": lambda: Checkpointed(reentrant=False),
+    "checkpoint with numbers of their own": Deep,
     "reentrant checkpoint": lambda: Checkpointed(reentrant=True),
     "checkpoint with dropout": lambda: Checkpointed(reentrant=False, dropout=0.3),
     "reentrant checkpoint with dropout": lambda: Checkpointed(reentrant=True, dropout=0.3),
@@ -185,8 +210,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "writes": Writing,
     "writes to its input": WritingInput,
     "prompt": Prompted,
+    "TorchScript part": PartlyScripted,
 }
-BY_CHILDREN = {"backward hooks"} if torch.__version__ >= (2, 15) else {"gru", "backward hooks"}
+BY_CHILDREN = {"backward hooks", "TorchScript part"}
 """What Dynamo finds no graph in."""
 
 X = torch.linspace(-1, 1, 2 * 3 * 16).view(2, 3, 16).sin()
