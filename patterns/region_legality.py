@@ -17,6 +17,8 @@ MOST_ARGUMENTS = 64
 """Inputs and outputs of one region: a kernel's parameters are limited."""
 MOST_HELD = 64 << 20
 """Bytes that an anchor's operands may take beyond its result while the region waits for others."""
+MANY_OPS = 16
+"""Operators behind an anchor from which on it is long to wait for them."""
 
 
 def step_reason(candidate: Candidate) -> str | None:
@@ -47,7 +49,7 @@ def anchor_soon(candidate: Candidate) -> str | None:
     flow, waits = candidate.flow, candidate.before & ~candidate.members
     for index in bits(candidate.anchors):
         latest, anchor = waits.bit_length() - 1, flow.units[index]
-        if latest < index:
+        if (waits >> index).bit_count() < MANY_OPS:
             continue
         last = {base: (flow.readers[base] & ~candidate.members).bit_length() - 1 for base in anchor.bases}
         held = sum(nbytes(base.meta["val"]) for base, reader in last.items() if reader < latest)

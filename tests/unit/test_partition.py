@@ -515,14 +515,19 @@ def test_execution_order_covers_everything_once() -> None:
     assert order[-1] is graph.graph.output_node()
 
 
-@pytest.mark.parametrize(("columns", "joins"), [(64, True), (4096, False)], ids=["small", "large"])
-def test_a_product_waits_for_a_later_operand_only_where_that_holds_little_memory(columns: int, joins: bool) -> None:
-    """As the gradient of tied weights: that of the head could be there long before that of the embedding."""
+@pytest.mark.parametrize(
+    ("columns", "operators", "joins"),
+    [(64, 20, True), (4096, 2, True), (4096, 20, False)],
+    ids=["small", "a little later", "much later"],
+)
+def test_a_product_does_not_wait_long_with_large_operands(columns: int, operators: int, joins: bool) -> None:
+    """As the gradient of tied weights would: that of the head could be there long before that of the embedding."""
 
     def gradients(logits: torch.Tensor, features: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         head = logits @ features
-        late = torch.sort(x, 0).values  # runs as it is
-        return (head + late).tanh()
+        for _ in range(operators):
+            x = torch.sort(x, 0).values  # runs as it is
+        return (head + x).tanh()
 
     shapes = ((8192, columns), (columns, 4), (8192, 4))
     parts = partition(traced(gradients, *map(torch.empty, shapes)))
