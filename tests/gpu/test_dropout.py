@@ -199,7 +199,7 @@ def _launched(call: Callable[[], object]) -> list[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
             call()
             torch.cuda.synchronize()
-    events = [event for event in found.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    events = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     return [event.name for event in events if not event.is_user_annotation]
 
 
