@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -244,11 +244,11 @@ def _graph(device: torch.device, *, masked: bool = True) -> fx.GraphModule:
 def test_what_masks_need_is_built_beside_regions(
     tune: str, choice: Choice | None, reason: str | None, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def generate(work: Work, *_: object) -> None:
-        work.choice, work.reason = choice, reason
+    def generate(works: Sequence[Work], *_: object, **__: object) -> None:
+        for work in works:
+            work.choice, work.reason = choice, reason
 
-    monkeypatch.setattr(pipeline, "generate_candidates", generate)
-    monkeypatch.setattr(pipeline, "add_schedule_candidates", lambda *_, **__: None)
+    monkeypatch.setattr(pipeline, "generate_all", generate)
     monkeypatch.setattr(pipeline, "spend", lambda *_: 0.0)
     monkeypatch.setattr(masks, "device_facts", lambda device: H200)
     graph, told = _graph(torch.device("cuda", 0)), list[Source]()

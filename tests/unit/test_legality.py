@@ -183,6 +183,24 @@ def check_anchor_first() -> None:
     assert [refusal.node for refusal in parts.refusals] == ["relu"]
 
 
+def check_anchor_soon() -> None:
+    """As the gradient of tied weights: that of the head could be there long before that of the embedding."""
+
+    def joins(columns: int, operators: int) -> bool:
+        def function(logits: torch.Tensor, features: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            head = logits @ features
+            for _ in range(operators):
+                x = torch.sort(x, 0).values  # runs as it is
+            return (head + x).tanh()
+
+        parts = partition(traced(function, *map(torch.empty, ((8192, columns), (columns, 4), (8192, 4)))))
+        return "mm_add_tanh" in [region.name for region in parts.regions]
+
+    assert joins(64, 20)
+    assert joins(4096, 2)
+    assert not joins(4096, 20)
+
+
 def check_not_too_many_ops() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         for _ in range(region_legality.MOST_OPS + 5):
@@ -221,6 +239,7 @@ REGIONS: dict[str, Callable[[], None]] = {
         check_no_cycle,
         check_one_anchor,
         check_anchor_first,
+        check_anchor_soon,
         check_not_too_many_ops,
         check_not_too_many_arguments,
         check_reads_a_tensor,

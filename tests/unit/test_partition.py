@@ -513,22 +513,3 @@ def test_execution_order_covers_everything_once() -> None:
     inside = {node for region in parts.regions for node in region.nodes}
     assert len(order) == len(set(order)) == len(parts.regions) + len(graph.graph.nodes) - len(inside)
     assert order[-1] is graph.graph.output_node()
-
-
-@pytest.mark.parametrize(
-    ("columns", "operators", "joins"),
-    [(64, 20, True), (4096, 2, True), (4096, 20, False)],
-    ids=["small", "a little later", "much later"],
-)
-def test_a_product_does_not_wait_long_with_large_operands(columns: int, operators: int, joins: bool) -> None:
-    """As the gradient of tied weights would: that of the head could be there long before that of the embedding."""
-
-    def gradients(logits: torch.Tensor, features: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        head = logits @ features
-        for _ in range(operators):
-            x = torch.sort(x, 0).values  # runs as it is
-        return (head + x).tanh()
-
-    shapes = ((8192, columns), (columns, 4), (8192, 4))
-    parts = partition(traced(gradients, *map(torch.empty, shapes)))
-    assert any({"mm", "add"} <= {node.name for node in region.nodes} for region in parts.regions) is joins
