@@ -60,7 +60,7 @@ def _images(kernel: Kernel) -> Iterator[tuple[Axis, Axis]]:
     """The axes down an image, and along its rows. Rows over which no window goes may be those of an image in any way: what windows
     multiply by must be the same for all of one. What is reduced over positions has these as an image."""
     windows = [node for node in kernel.nodes if isinstance(node, Window)]
-    if not windows:
+    if not windows or not kernel.rows:
         return
     *others, x = kernel.rows
     if kernel.partials is not None:

@@ -233,3 +233,13 @@ def test_a_half_that_the_store_rounds_is_read_for_halves_alone() -> None:
         program = region(beside(average, reduce, lambda v: v * 1.5), x).passed()
         reading = [node for kernel in program.kernels if kernel.reduction_loops for node in kernel.nodes]
         assert any(isinstance(node, Window) for node in reading) is computed
+
+
+def test_a_window_of_a_single_number() -> None:
+    """It stands in no row."""
+    made = region(lambda x: F.avg_pool1d(x, 2, 2, 1, ceil_mode=True).flatten()[-1].sigmoid(), torch.rand(1, 1, 1))
+    program = made.passed(pass_options(H200))
+    (kernel,) = program.kernels
+    assert not kernel.rows
+    assert any(isinstance(node, Window) for node in kernel.nodes)
+    assert kernel.name in render(program, H200).text
