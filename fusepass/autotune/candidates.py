@@ -39,16 +39,6 @@ from fusepass.runtime.meta import Meta
 from fusepass.runtime.region import FusedRegion, lies_as_told
 
 
-def generate_candidates(work: Work, forms: Forms, begin: Begin = lambda source: None) -> None:
-    """Lower, run the passes and render each candidate that is worth a try; `forms` has the libraries for other sizes.
-
-    A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
-    soon as they are there.
-    """
-    if not has_candidates(work, forms, begin):
-        generate_anew(work, forms, begin)
-
-
 def has_candidates(work: Work, forms: Forms, begin: Begin) -> bool:
     """Give `work` what takes no time to generate, or what an earlier process generated; whether there is nothing else to do."""
     foreign = [node.name for node in work.arguments if node.meta["val"].device != work.device]
@@ -72,7 +62,12 @@ def is_first(work: Work, forms: Forms) -> bool:
 def generate_anew(
     work: Work, forms: Forms, begin: Begin, take: Callable[[Work, DeviceFacts], bool] = lambda work, facts: False
 ) -> None:
-    """Give `work`, which has no candidates, those that `take` has from another process, if it says so; else generate them."""
+    """Give `work`, which has no candidates, those that `take` has from another process, if it says so; else lower it, run the passes and render
+    each candidate that is worth a try. `forms` has the libraries for other sizes.
+
+    A region beyond the IR, or one library too many, gets its reason instead. `begin` is told of sources that are going to be built, as
+    soon as they are there.
+    """
     with _reasons(work):
         facts = device_facts(work.device)
         if not take(work, facts):

@@ -22,6 +22,7 @@ from fusepass.codegen.lowering.tensor import Unsupported
 from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.partition import partition
+from tests.support.candidates import generate_candidates
 from tests.support.regions import region
 
 Function = Callable[[Tensor], Tensor]
@@ -184,7 +185,7 @@ def test_copies_in_the_order_of_memory_are_left_to_eager(name: str, monkeypatch:
     (found,) = partition(graph).regions
     work = Work(found, subgraph(graph, found), {})
     with override(tune="off", debug=True):
-        candidates.generate_candidates(work, Forms())
+        generate_candidates(work, Forms())
     assert work.choice is not None
     assert work.choice.leaves_eager
 

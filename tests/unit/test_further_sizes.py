@@ -24,6 +24,7 @@ from fusepass.config import override
 from fusepass.patterns.partition import partition
 from fusepass.report.choice import EAGER, Choice
 from tests.support import kernels as k
+from tests.support.candidates import generate_candidates
 
 SIZES = ((2, 12), (3, 14), (4, 17), (5, 20))
 
@@ -55,7 +56,7 @@ def generated(
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})
     forms.next_round()
-    candidates.generate_candidates(work, forms, begin)
+    generate_candidates(work, forms, begin)
     return work
 
 
@@ -125,7 +126,7 @@ def test_where_sizes_change_rows_are_reduced_over_apart(monkeypatch: pytest.Monk
             (region,) = partition(graph).regions
             works.append(Work(region, subgraph(graph, region), {}))
             forms.next_round()
-            candidates.generate_candidates(works[-1], forms)
+            generate_candidates(works[-1], forms)
             tune.remember(works[-1], forms)
     first, *others = [work.candidates[0] for work in works]
     assert obstacle(first.generated.program) == "what blocks reduce over rows is laid out for their number"

@@ -39,6 +39,7 @@ from fusepass.errors import IRError
 from fusepass.patterns.partition import partition
 from fusepass.report.choice import GENERATED
 from tests import compile_cuda
+from tests.support.candidates import generate_candidates
 from tests.support.convolutions import HALVED as CASES
 from tests.support.convolutions import Case, program_of
 from tests.support.emulate import emulate, needs_compiler
@@ -424,7 +425,7 @@ def test_beside_halves_a_generated_convolution_is_tried_that_alone_reduces_or_wa
         mock.patch.object(candidates, "recall", return_value=None),
     ):
         begun: list[Source] = []
-        candidates.generate_candidates(work, Forms(), begun.append)
+        generate_candidates(work, Forms(), begun.append)
     names = [each.name for each in work.candidates]
     assert {"scaled halves anchor", "tiled scaled halves anchor"} <= {*names}
     slow = [source for each in work.candidates if "halves" in each.name for source in each.sources]

@@ -18,6 +18,7 @@ from fusepass.codegen.forms import Forms
 from fusepass.compile.splice import subgraph
 from fusepass.config import override
 from fusepass.patterns.partition import partition
+from tests.support.candidates import generate_candidates
 
 FEW = (lambda x, w: F.conv2d(x, w), (64, 3, 40, 40), (32, 3, 3, 3))
 PRODUCT = (lambda x, w: x @ w, (1024, 512), (512, 768))
@@ -41,7 +42,7 @@ def work_of(example: Example, monkeypatch: pytest.MonkeyPatch, tune: str) -> Wor
     (region,) = partition(graph).regions
     work = Work(region, subgraph(graph, region), {})
     with override(tune=tune, debug=True):
-        candidates.generate_candidates(work, Forms())
+        generate_candidates(work, Forms())
     return work
 
 
