@@ -29,7 +29,8 @@ aten = torch.ops.aten
 WRITES = "writes"
 """In ``meta`` of a node: whether it calls generated code that writes over some of its arguments."""
 
-_TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
+TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
+"""Operators that may transpose a matrix."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -212,7 +213,7 @@ class Dataflow:
         while source in self.views:
             views.append(source)
             source = source.all_input_nodes[0]
-        transposed = len(views) == 1 and views[0].target in _TRANSPOSES and reader.target in PRODUCTS
+        transposed = len(views) == 1 and views[0].target in TRANSPOSES and reader.target in PRODUCTS
         return views if op_class is not OpClass.ANCHOR or transposed else []
 
     def neighbours(self, unit: Unit) -> Iterator[tuple[Unit, bool]]:

@@ -50,6 +50,15 @@ def infer(target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
     return pytree.tree_map_only(Tensor, lambda tensor: Spec.of(tensor, device), target(*values[0], **values[1]))
 
 
+def called(
+    graph: fx.Graph, target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device
+) -> fx.Node:
+    """A new node of `graph` for a call, described as `infer` does."""
+    made = graph.call_function(target, tuple(args), kwargs)
+    made.meta["val"] = infer(target, args, kwargs, device)
+    return made
+
+
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 

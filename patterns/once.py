@@ -11,7 +11,7 @@ from torch import fx
 from fusepass.codegen.lowering.rounding import is_half
 from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.effects import is_random, writes
-from fusepass.patterns.infer import infer
+from fusepass.patterns.infer import called
 
 aten = torch.ops.aten
 
@@ -99,6 +99,6 @@ def _packet(node: fx.Node) -> object:
 
 
 def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any) -> fx.Node:
-    made = graph.call_function(target, args, kwargs)
-    made.meta |= {"val": infer(target, args, kwargs, torch.device("cpu")), ONCE: True}
+    made = called(graph, target, args, kwargs, torch.device("cpu"))
+    made.meta[ONCE] = True
     return made

@@ -72,7 +72,8 @@ class Estimate:
         phases += [[store.value for store in kernel.stores]] if kernel.stores else []
         phases += [[kernel.partials.value]] if kernel.partials else []
         each = sum(_PHASE + _instructions(phase) for phase in phases)
-        each += 0 if are_vectors(kernel, 2) else _NARROW_STORE * self._narrow_stores
+        if self._narrow_stores and not are_vectors(kernel, 2):
+            each += _NARROW_STORE * self._narrow_stores
         once = _instructions([store.value for store in kernel.row_stores])
         count = prod(kernel.matrix[1:]) * (each + once / kernel.col_count)
         return count / 32 / (facts.machine.rates.after_products * facts.multiprocessors)

@@ -16,15 +16,13 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.ir.vectors import ACCESS
 from fusepass.patterns.anchor_work import HALVES, is_large
-from fusepass.patterns.dataflow import remove_dead
-from fusepass.patterns.infer import infer
+from fusepass.patterns.dataflow import TRANSPOSES, remove_dead
+from fusepass.patterns.infer import called
 
 aten = torch.ops.aten
 
 _LEAST = 2
 """Products that share a copy: a single one is generated with its own."""
-
-_TRANSPOSES = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 @dataclass(frozen=True)
@@ -100,14 +98,12 @@ def _padded(graph: fx.Graph, operand: fx.Node, dim: int, more: int) -> fx.Node:
 
 
 def _call(graph: fx.Graph, target: OpOverload, *args: Any) -> fx.Node:
-    made = graph.call_function(target, args)
-    made.meta["val"] = infer(target, args, {}, args[0].meta["val"].device)
-    return made
+    return called(graph, target, args, {}, args[0].meta["val"].device)
 
 
 def _matrix(operand: Any) -> tuple[fx.Node, bool]:
     """What a product's operand is, or, if told so, is the transpose of."""
-    if operand.target not in _TRANSPOSES:
+    if operand.target not in TRANSPOSES:
         return operand, False
     matrix = operand.args[0]
     turned = operand.meta["val"].stride() == matrix.meta["val"].stride()[::-1]

@@ -38,7 +38,7 @@ from fusepass.compile.row_values import (
     wide_enough,
 )
 from fusepass.patterns.arguments import arguments
-from fusepass.patterns.infer import contiguous_strides, infer
+from fusepass.patterns.infer import called, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -460,6 +460,4 @@ class Step:
         return self._casts[node, dtype]
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta["val"] = infer(target, args, kwargs, self._device)
-        return made
+        return called(self.graph, target, args, kwargs, self._device)

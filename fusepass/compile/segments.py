@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from fusepass.compile.splice import empty_arguments, keep_code
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.dataflow import has_effect
+from fusepass.patterns.traffic import nbytes
 from fusepass.runtime.operators import reinterpret
 from fusepass.runtime.region import FusedRegion
 
@@ -166,7 +167,7 @@ def _is_pure(node: fx.Node) -> bool:
 def _nbytes(node: fx.Node) -> int:
     """Bytes of what `node` gives, all results together."""
     values = pytree.tree_leaves(node.meta.get("val"))
-    return sum(value.numel() * value.itemsize for value in values if isinstance(value, torch.Tensor))
+    return sum(nbytes(value) for value in values if isinstance(value, torch.Tensor))
 
 
 def segments_of(module: fx.GraphModule, cut: Cut) -> Segments:
@@ -175,7 +176,8 @@ def segments_of(module: fx.GraphModule, cut: Cut) -> Segments:
     arguments = graph.find_nodes(op="placeholder")
     results: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     order = {node: number for number, node in enumerate(graph.nodes)}
-    beside = {*arguments, graph.output_node(), *cut.head, *cut.tail}
+    launched = cut.head | cut.tail
+    beside = {*arguments, graph.output_node(), *launched}
     body = [node for node in graph.nodes if node not in beside]
 
     def passed(nodes: Iterable[fx.Node], readers: AbstractSet[fx.Node]) -> list[fx.Node]:
@@ -183,7 +185,7 @@ def segments_of(module: fx.GraphModule, cut: Cut) -> Segments:
 
     early, late = ([n for n, result in enumerate(results) if result in part] for part in (cut.head, cut.tail))
     for_body, for_tail = passed(cut.head, {*body}), passed(body, cut.tail)
-    own = [None if result in cut.head | cut.tail else result for result in results]
+    own = [None if result in launched else result for result in results]
     function = partial(_function, module, order)
     return Segments(
         head=function(arguments, cut.head, [*for_body, *(results[place] for place in early)]) if cut.head else None,
