@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -82,20 +83,36 @@ def build(source: Source) -> Path:
 
 
 def build_all(sources: Sequence[Source]) -> list[Path | BuildError]:
-    """The shared library of each source, or why there is none; `Config.jobs` are built at once.
+    """The shared library of each source, or why there is none; see `build_each`."""
+    results = dict(build_each(sources))
+    return [results[number] for number in range(len(sources))]
+
+
+def build_each(sources: Sequence[Source]) -> Iterator[tuple[int, Path | BuildError]]:
+    """The number of each source with its shared library, or why there is none, as soon as that is known; `Config.jobs` are built at once.
 
     Sources that differ in nothing but their name are built once.
     """
     libraries = _given.get()
     if libraries is not None:
-        return [libraries(source) for source in sources]
+        yield from ((number, libraries(source)) for number, source in enumerate(sources))
+        return
     keys = cache_keys(sources)
-    wanted = {key: source for key, source in zip(keys, sources, strict=True) if isinstance(key, str)}
-    results: dict[str, Path | BuildError] = {
-        key: library for key in wanted if (library := cache.lookup(key)) is not None
-    }
-    results |= _build_missing({key: source for key, source in wanted.items() if key not in results})
-    return [key if isinstance(key, BuildError) else results[key] for key in keys]
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, key in enumerate(keys):
+        if isinstance(key, BuildError):
+            yield number, key
+        else:
+            numbers[key].append(number)
+    missing: dict[str, Source] = {}
+    for key, (first, *_) in numbers.items():
+        library = cache.lookup(key)
+        if library is None:
+            missing[key] = sources[first]
+        else:
+            yield from ((number, library) for number in numbers[key])
+    for key, result in _build_missing(missing):
+        yield from ((number, result) for number in numbers[key])
 
 
 def begin(source: Source) -> None:
@@ -174,16 +191,18 @@ def _no_compiler(source: Source) -> BuildError | None:
     return None
 
 
-def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError]:
-    hopeless: dict[str, Path | BuildError]
+def _build_missing(missing: Mapping[str, Source]) -> Iterator[tuple[str, Path | BuildError]]:
+    hopeless: dict[str, BuildError]
     hopeless = {key: error for key, source in missing.items() if (error := _no_compiler(source)) is not None}
+    yield from hopeless.items()
     missing = {key: source for key, source in missing.items() if key not in hopeless}
     if not missing:
-        return hopeless
+        return
     try:
         lacking = toolchain.environment()
     except BuildError as error:
-        return hopeless | dict.fromkeys(missing, error)
+        yield from dict.fromkeys(missing, error).items()
+        return
     # Only now, because it takes a while; and here, because not all it imports may be imported by two threads.
     import torch.utils.cpp_extension  # noqa: F401
 
@@ -204,12 +223,10 @@ def _build_missing(missing: Mapping[str, Source]) -> dict[str, Path | BuildError
             results = _taken(queue, later)
         else:
             results = _in_threads(queue, later, len(missing))
-        built = dict(hopeless)
         tell("build", 0, len(missing))
-        for key, result in results:
-            built[key] = result
-            tell("build", len(built) - len(hopeless), len(missing), missing[key].name)
-        return built
+        for number, (key, result) in enumerate(results, 1):
+            tell("build", number, len(missing), missing[key].name)
+            yield key, result
 
 
 def _together() -> bool:
@@ -438,7 +455,7 @@ def _failure(source: Source, text: str) -> BuildError | OSError:
     )
 
 
-_variables_lock = threading.Lock()
+_variables_lock = threading.RLock()  # what runs between two libraries of a build may build, too
 
 
 @contextlib.contextmanager

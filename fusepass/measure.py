@@ -22,7 +22,7 @@ _THREADS = Path("/proc/self/task")
 _OVERHEAD = 10  # rounds may take that many times the seconds of what is timed
 _CACHES = 2  # flushing writes that many times the second-level cache
 _PATIENCE = 3  # times the seconds of what is timed that are spent on waiting for rounds that nothing interrupts
-_HELD = 1.2  # times the seconds of its launches that a device is held up
+_HELD = 1.5  # times the seconds of its launches that a device is held up
 _LONGEST = 2e-3  # seconds of launches that it is held up for: longer calls are long on the device as well, or hopeless
 _CYCLES = 2e9  # of a device in a second, about
 _LOST = 0.05  # of the seconds of what is timed, that its threads may wait for processors
@@ -152,7 +152,7 @@ class _WallClock(Clock):
 
 
 class _DeviceClock(Clock):
-    """Interruptions count while the host launches; the device does not mind those of a host that waits for it."""
+    """Interruptions count while the host launches and the device may wait for it: not where that is held up for longer than the launches took."""
 
     def __init__(self, device: torch.device, *, launches: bool) -> None:
         size = _CACHES * torch.cuda.get_device_properties(device).L2_cache_size
@@ -165,15 +165,17 @@ class _DeviceClock(Clock):
         before = _switches()
         self._flush()
         known = self._host.get(call)
-        if known is not None and not self._launches:
-            torch.cuda._sleep(int(_HELD * min(known, _LONGEST) * _CYCLES))
+        held = 0.0 if known is None or self._launches else _HELD * min(known, _LONGEST)
+        if held:
+            torch.cuda._sleep(int(held * _CYCLES))
         start.record()
         begun = time.perf_counter()
         call()
         launched = time.perf_counter() - begun
         end.record()
         self._host[call] = launched if known is None else min(known, launched)
-        self.interruptions += _switches() - before
+        if launched > held:
+            self.interruptions += _switches() - before
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from fusepass.codegen.search.others import Begin, builds_fast, copies_in_order, 
 from fusepass.codegen.search.schedules import schedule_candidates
 from fusepass.codegen.search.space import anchor_cost, is_precise, library_rounds, search_space
 from fusepass.codegen.search.worth import AnchorCost
-from fusepass.codegen.source import Target
+from fusepass.codegen.source import Source, Target
 from fusepass.config import current
 from fusepass.errors import BuildError
 from fusepass.patterns.aliasing import is_view
@@ -247,26 +247,54 @@ def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> Pro
     return program
 
 
-def build_candidates(works: Sequence[Work]) -> None:
-    """Build what was generated, side by side; of a region whose choice is made already, what was chosen."""
-    ready = [(work, candidate) for work in works for candidate in _wanted(work)]
+def build_candidates(works: Sequence[Work]) -> Generator[Work]:
+    """Build what was generated, side by side; of a region whose choice is made already, what was chosen.
+
+    Gives each of `works` when all that it has is built, or cannot be. On a CPU that is when everything is: what runs it is not to share
+    processors with compilers.
+    """
     start = time.perf_counter()
-    sources = [source for _, candidate in ready for source in candidate.sources]
-    results: Sequence[Path | BuildError]
+    sources: list[Source] = []
+    owners: list[tuple[Work, range]] = []  # of each source: the region, and the places of all that it has
+    for work in works:
+        own = [source for candidate in _wanted(work) for source in candidate.sources]
+        owners += [(work, range(len(sources), len(sources) + len(own)))] * len(own)
+        sources += own
+        if not own:
+            yield work
+    results = _results(sources)
+    if any(work.device.type == "cpu" for work in works):
+        results = iter([*results])
+    made: dict[int, Path | BuildError] = {}
+    for number, result in results:
+        made[number] = result
+        work, places = owners[number]
+        if made.keys() >= {*places}:
+            work.seconds = time.perf_counter() - start
+            rest = (made[place] for place in places)
+            for candidate in _wanted(work):
+                _put(work, candidate, [next(rest) for _ in candidate.sources])
+            yield work
+
+
+def _results(sources: Sequence[Source]) -> Iterator[tuple[int, Path | BuildError]]:
+    left = dict.fromkeys(range(len(sources)))
     try:
-        results = build.build_all(sources)
+        for number, result in build.build_each(sources):
+            del left[number]
+            yield number, result
     except OSError as error:  # not even a temporary directory can be made
-        results = [BuildError(str(error))] * len(sources)
-    rest = iter(results)
-    for work, candidate in ready:
-        work.seconds = time.perf_counter() - start
-        made = [next(rest) for _ in candidate.sources]
-        failed = next((result for result in made if isinstance(result, BuildError)), None)
-        if failed is not None:
-            work.lost[candidate.name] = f"build failed: {failed.args[0]}"
-            continue
-        candidate.library, *converters = [result for result in made if isinstance(result, Path)]
-        candidate.converters = dict(zip(candidate.conversions, converters, strict=True))
+        yield from ((number, BuildError(str(error))) for number in left)
+
+
+def _put(work: Work, candidate: Candidate, made: Sequence[Path | BuildError]) -> None:
+    """Give a candidate its libraries, or `work` the reason why it has none."""
+    failed = next((result for result in made if isinstance(result, BuildError)), None)
+    if failed is not None:
+        work.lost[candidate.name] = f"build failed: {failed.args[0]}"
+        return
+    candidate.library, *converters = [result for result in made if isinstance(result, Path)]
+    candidate.converters = dict(zip(candidate.conversions, converters, strict=True))
 
 
 def _wanted(work: Work) -> list[Candidate]:

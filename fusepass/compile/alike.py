@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from fusepass.autotune.work import Work
 
 
-def note_alike(works: Sequence[Work]) -> None:
-    """Tell each of `works` that is like an earlier one of them so."""
-    known: dict[Hashable, Work] = {}
+def note_alike(works: Iterable[Work], earlier: Iterable[Work] = ()) -> None:
+    """Tell each of `works` that is like one of `earlier`, or like one before it, so."""
+    known: dict[Hashable, Work] = {work.kind: work for work in earlier if work.like is None}
     for work in works:
         first = known.setdefault(work.kind, work)
         work.like = None if first is work else first

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,7 +49,7 @@ from fusepass.compile.dropout import split_dropout
 from fusepass.compile.foreach import write_lists_in_place
 from fusepass.compile.grouped import group_queries
 from fusepass.compile.in_place import write_rows_in_place
-from fusepass.compile.layout_propagation import hand_over
+from fusepass.compile.layout_propagation import Layouts, hand_over
 from fusepass.compile.layouts import use_layouts
 from fusepass.compile.multiply_add import spell_out
 from fusepass.compile.padded_products import pad_products
@@ -173,6 +175,11 @@ class _Clock:
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def next_of(self, name: str, works: Iterator[Work]) -> Work | None:
+        """The next of `works`, for which it may have to wait; None at their end."""
+        with self.stage(name, waits=True):
+            return next(works, None)
 
 
 _PLENTY = 8
@@ -419,41 +426,66 @@ def _fused(
     clock: _Clock,
     *,
     exact: bool,
-    handing: bool = True,
-) -> tuple[list[Work], dict[str, FusedRegion], dict[fx.Node, Any]]:
-    """What became of each region, those that can be called, and results that lie otherwise now: `handing` lets a region write as the next
-    one reads."""
-    with clock.stage("generate"), threads_soon():
-        works, layouts = generated(graph, regions, forms, exact=exact, handing=handing, begin=build.begin)
-    first = [work for work in works if work.like is None]
-    with clock.stage("build", waits=True):
-        build_candidates(first)
-    for work in works:
-        if work.like is not None:
-            follow(work)
+) -> tuple[list[Work], dict[str, FusedRegion], Layouts]:
+    """What became of each region, those that can be called, and results that lie otherwise now: a region writes as the next one reads.
+
+    Operators that run as they were would pass on a layout that is not theirs. So regions beside these are made once more, for values that lie as they did.
+    """
     loaded: dict[str, dict[str, FusedRegion]] = {}
-    with clock.stage("load"):
-        for work in works:
-            loaded[work.region.name] = load_candidates(work, counter)
-    with clock.stage("tune", waits=True):
-        for number, work in enumerate(works):
-            tell("tune", number, len(works), work.region.name)
-            if work.like is not None and work.like.choice is not None:
-                settle(work, work.like.choice)
-            elif loaded[work.region.name]:
-                choose(work, loaded[work.region.name])
-        for work in first:
-            keep(work)
-    if layouts and any(work.state is not RegionState.FUSED for work in works):
-        # Operators that run as they were would pass on a layout that is not theirs.
-        _put_back(layouts)
-        return _fused(graph, regions, forms, counter, clock, exact=exact, handing=False)
+    layouts: Layouts | None = None
+    known: dict[Region, Work] = {}
+    while True:
+        with clock.stage("generate"), threads_soon():
+            works, handed = generated(
+                graph, regions, forms, exact=exact, known=known, handing=layouts is None, begin=build.begin
+            )
+        layouts = handed if layouts is None else layouts
+        fresh = [work for work in works if work.region not in known]
+        loaded |= _chosen(fresh, counter, clock)
+        beside = {
+            node for work in works if work.state is not RegionState.FUSED for node in _edges_of(work) if node in layouts
+        }
+        if not beside:
+            break
+        _put_back({node: layouts.pop(node) for node in beside})
+        known = {work.region: work for work in works if beside.isdisjoint(_edges_of(work))}
     kept = [work for work in works if work.candidate is not None and work.state is RegionState.FUSED]
     fused = {work.region.name: loaded[work.region.name][work.candidate.name] for work in kept if work.candidate}
     return works, fused, layouts
 
 
-def _put_back(layouts: Mapping[fx.Node, Any]) -> None:
+def _edges_of(work: Work) -> Iterator[fx.Node]:
+    return itertools.chain(work.region.inputs, work.region.outputs)
+
+
+def _chosen(works: Sequence[Work], counter: FallbackCounter, clock: _Clock) -> dict[str, dict[str, FusedRegion]]:
+    """The calls of the candidates of `works` that could be built, by region and name; what runs each region is chosen as soon as they are there."""
+    loaded: dict[str, dict[str, FusedRegion]] = {}
+    first = [work for work in works if work.like is None]
+    number = itertools.count()
+
+    def choose_one(work: Work) -> None:
+        with clock.stage("load"):
+            calls = loaded[work.region.name] = load_candidates(work, counter)
+        with clock.stage("tune", waits=True):
+            tell("tune", next(number), len(works), work.region.name)
+            if work.like is not None and work.like.choice is not None:
+                settle(work, work.like.choice)
+            elif calls:
+                choose(work, calls)
+            keep(work)
+
+    with closing(build_candidates(first)) as built:
+        while (work := clock.next_of("build", built)) is not None:
+            choose_one(work)
+    for work in works:
+        if work.like is not None:
+            follow(work)
+            choose_one(work)
+    return loaded
+
+
+def _put_back(layouts: Layouts) -> None:
     """Describe results as they were before regions were to hand them over."""
     for node, value in layouts.items():
         node.meta["val"] = value
@@ -478,25 +510,29 @@ def generated(
     forms: Forms,
     *,
     exact: bool = False,
+    known: Mapping[Region, Work] = MappingProxyType({}),
     handing: bool = True,
     begin: Begin = lambda source: None,
-) -> tuple[list[Work], dict[fx.Node, Any]]:
+) -> tuple[list[Work], Layouts]:
     """Each region with its candidates, none of which is built; and the nodes whose results lie otherwise now, with what they were.
 
     Args:
-        graph: simplified; where a region writes as the next one reads (`handing`), its nodes are described anew.
+        graph: simplified; where a region writes as the next one reads, its nodes are described anew.
         regions: of it.
         forms: the libraries for other sizes.
         exact: whether callers compare strides.
+        known: regions that are through with all of this.
+        handing: whether regions may write as others read.
         begin: is told of sources that are going to be built, as soon as they are there.
     """
-    works = _works(graph, regions, exact)
+    works = _works(graph, regions, exact, known)
     layouts = hand_over(regions, _formats(works)) if handing else {}
     if layouts:
-        works = _works(graph, regions, exact)
-    note_alike(works)
-    seconds_left = spend(works, device_facts)
-    generate_all([work for work in works if work.like is None], forms, begin, seconds_left=seconds_left)
+        works = _works(graph, regions, exact, known)
+    fresh = [work for work in works if work.region not in known]
+    note_alike(fresh, known.values())
+    seconds_left = spend(fresh, device_facts)
+    generate_all([work for work in fresh if work.like is None], forms, begin, seconds_left=seconds_left)
     masks.begin(_masks_alone(graph.graph, works), begin)
     return works, layouts
 
@@ -513,10 +549,11 @@ def _is_settled(work: Work) -> bool:
     return work.reason is None and (untried or (work.choice is not None and not work.choice.leaves_eager))
 
 
-def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool) -> list[Work]:
+def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool, known: Mapping[Region, Work]) -> list[Work]:
     written = updates_of(graph.graph, regions)
     return [
-        Work(
+        known.get(region)
+        or Work(
             region,
             subgraph(graph, region),
             _constants(graph, region),

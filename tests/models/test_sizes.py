@@ -39,13 +39,13 @@ class Builds:
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Builds]:
     """Counts the libraries of the models that a test optimises."""
-    seen, build_all = Builds(), build.build_all
+    seen, build_each = Builds(), build.build_each
 
-    def counted(sources: Sequence[Source]) -> Sequence[Path | BuildError]:
+    def counted(sources: Sequence[Source]) -> Iterator[tuple[int, Path | BuildError]]:
         seen.texts |= {source.text for source in sources}
-        return build_all(sources)
+        return build_each(sources)
 
-    monkeypatch.setattr(build, "build_all", counted)
+    monkeypatch.setattr(build, "build_each", counted)
     return seen
 
 

@@ -28,7 +28,7 @@ class Batch:
     """The sources of regions whose models are optimised while `batched` is open; `compile` makes them callable."""
 
     def __init__(self) -> None:
-        self._build_all, self._load = build.build_all, build.load
+        self._build_each, self._load = build.build_each, build.load
         self._sources: dict[Path, Source] = {}
         self._paths: dict[object, Path] = {}
         self._functions: dict[tuple[Path, str | None], str | None] = {}
@@ -51,9 +51,9 @@ class Batch:
         paths = list(dict.fromkeys(path for path, _, _ in wanted))
         groups = [paths[start : start + _REGIONS] for start in range(0, len(paths), _REGIONS)]
         joined = [_joined([self._sources[path] for path in group]) for group in groups]
-        for library, group in zip(self._build_all(joined), groups, strict=True):
-            for number, path in enumerate(group):
-                alone = self._build_all([self._sources[path]])[0] if isinstance(library, BuildError) else None
+        for place, library in self._build_each(joined):
+            for number, path in enumerate(groups[place]):
+                alone = dict(self._build_each([self._sources[path]]))[0] if isinstance(library, BuildError) else None
                 for entry, arguments in (each[1:] for each in wanted if each[0] == path):
                     if isinstance(alone, BuildError):
                         self._entries[path, entry] = _raising(alone)
@@ -94,8 +94,8 @@ class Batch:
 
         return allocated
 
-    def names(self, sources: Sequence[Source]) -> list[Path]:
-        return list(map(self.name, sources))
+    def names(self, sources: Sequence[Source]) -> Iterator[tuple[int, Path]]:
+        return enumerate(map(self.name, sources))
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def batched() -> Iterator[Batch]:
     """While open, building a region waits for `Batch.compile`; calls of an optimised model must come after it."""
     batch = Batch()
     with (
-        mock.patch.object(build, "build_all", batch.names),
+        mock.patch.object(build, "build_each", batch.names),
         mock.patch.object(build, "build", batch.name),
         mock.patch.object(build, "load", batch.load),
         mock.patch.dict(EMPTY, {device: batch.empty(device) for device in EMPTY}),

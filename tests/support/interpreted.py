@@ -64,8 +64,8 @@ def interpreted() -> Iterator[None]:
     def load(library: Path, entry: str, arguments: int) -> Callable[..., int]:
         return _entry(programs[library], arguments)
 
-    def build_all(sources: Sequence[Source]) -> list[Path]:
-        return list(map(_library, sources))
+    def build_each(sources: Sequence[Source]) -> Iterator[tuple[int, Path]]:
+        return enumerate(map(_library, sources))
 
     with (
         mock.patch.object(candidate, "generate", remembered),
@@ -73,7 +73,7 @@ def interpreted() -> Iterator[None]:
         mock.patch.object(pipeline, "find_lists", return_value=()),  # whose entries take other arguments
         mock.patch.object(Forms, "shared", lambda forms, generated: generated),
         mock.patch.object(build, "begin"),
-        mock.patch.object(build, "build_all", build_all),
+        mock.patch.object(build, "build_each", build_each),
         mock.patch.object(build, "build", _library),
         mock.patch.object(build, "load", load),
     ):

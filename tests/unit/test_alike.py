@@ -27,8 +27,8 @@ def layers(count: int, width: int = 24, **changes: Any) -> nn.Sequential:
 
 def test_equal_layers_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    build_all = build.build_all
-    monkeypatch.setattr(build, "build_all", lambda sources: (asked.append(len(sources)), build_all(sources))[1])
+    build_each = build.build_each
+    monkeypatch.setattr(build, "build_each", lambda sources: (asked.append(len(sources)), build_each(sources))[1])
     model, x = layers(5), torch.randn(16, 24)
     fused = fusepass.optimize(model, tune="off")
     outcome = check(model, fused, (x,))
@@ -102,7 +102,8 @@ def test_numbers_layouts_and_arguments_tell_regions_apart() -> None:
 
 
 def test_a_layer_whose_build_fails_leaves_all_of_them_to_their_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build_all", lambda sources: [fusepass.errors.BuildError("broken")] * len(sources))
+    broken = fusepass.errors.BuildError("broken")
+    monkeypatch.setattr(build, "build_each", lambda sources: enumerate([broken] * len(sources)))
     model, x = layers(3, width=22), torch.randn(16, 22)
     fused = fusepass.optimize(model)
     with override(debug=False), torch.no_grad(), pytest.warns(fusepass.FusepassWarning, match="broken"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +249,45 @@ def test_one_region_writes_as_the_next_one_reads(
         conversions = [kernel.name for found in fused.report().regions for kernel in found.kernels]
         assert sum("channels_last" in name for name in conversions) == (1 if handed else 2)
     assert "fusepass" in str(public.graph)
+
+
+class Chains(nn.Module):
+    """Two chains of their own, each of two regions, of which the second reads what the first one writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Chain(lambda y: y.sum()), Chain(lambda y: y.sum())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.left(x)[0], self.right(x)[0].sigmoid()
+
+
+def test_only_regions_beside_operators_are_made_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write as those operators read; what lies between other regions stays as it is."""
+    monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
+    real, asked = fusepass.compile.pipeline.load_candidates, []
+
+    def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
+        asked.append(work.region.name)
+        if "sigmoid" not in work.region.name:
+            return real(work, counter)
+        work.reason = "broken"
+        return {}
+
+    monkeypatch.setattr(fusepass.compile.pipeline, "load_candidates", load)
+    model, x = Chains().eval(), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        fused = fusepass.optimize(model)
+        for mine, eager in zip(fused(x), model(x), strict=True):
+            assert mine.stride() == eager.stride()
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+    regions = fused.report().regions
+    (broken,) = (found.name for found in regions if "sigmoid" in found.name)
+    assert sorted(Counter(asked).values()) == [1, 1, 2, 2]
+    assert Counter(asked)[broken] == 2
+    conversions = [kernel.name for found in regions if found.name != broken for kernel in found.kernels]
+    assert sum("channels_last" in name for name in conversions) == 2  # each chain's input
 
 
 def test_inputs_without_alignment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_wide_indices_give_the_same_bits(dtype: torch.dtype) -> None:
 def test_a_mask_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     args = (STATE, (64, 48), (48, 1), *_rule(64 * 48, 0.1, F32))
     masks.kept(*args)
-    monkeypatch.setattr(build, "build_all", lambda sources: pytest.fail("built again"))
+    monkeypatch.setattr(build, "build_each", lambda sources: pytest.fail("built again"))
     with Operators() as chain:
         by_operators(*args)
     with Operators() as operators:
@@ -139,7 +139,7 @@ def test_a_mask_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_built_for_a_mask_without_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build_all", lambda sources: pytest.fail("built"))
+    monkeypatch.setattr(build, "build_each", lambda sources: pytest.fail("built"))
     mask = masks.kept(STATE, [4, 0, 3], [1, 1, 1], 0.5, F32, 0, 1)
     assert (mask.shape, mask.dtype) == ((4, 0, 3), torch.bool)
 
@@ -173,14 +173,14 @@ def test_vectors_of_fewer_elements_have_libraries_for_all_sizes_too(count: int) 
 # ---- where there is no compiler
 
 
-def _no_compiler(sources: list[Source]) -> list[BuildError]:
-    return [BuildError("no compiler was found")] * len(sources)
+def _no_compiler(sources: list[Source]) -> Iterator[tuple[int, BuildError]]:
+    return enumerate([BuildError("no compiler was found")] * len(sources))
 
 
 def test_without_a_compiler_the_operators_run_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = FallbackCounter()
     monkeypatch.setattr(masks, "fallbacks", counts)
-    monkeypatch.setattr(build, "build_all", _no_compiler)
+    monkeypatch.setattr(build, "build_each", _no_compiler)
     args = (STATE, (100,), (1,), *_rule(100, 0.5, F32))
     of_model = FallbackCounter()
     of_model.join(counts)
@@ -195,7 +195,7 @@ def test_without_a_compiler_the_operators_run_and_count(monkeypatch: pytest.Monk
 
 
 def test_a_bug_is_raised_when_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build_all", _no_compiler)
+    monkeypatch.setattr(build, "build_each", _no_compiler)
     with fusepass.override(debug=True), pytest.raises(BuildError, match="no compiler was found"):
         masks.kept(STATE, [100], [1], *_rule(100, 0.5, F32))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -81,7 +82,8 @@ def test_rounds_are_interleaved_and_bounded() -> None:
 
 
 def test_a_device_is_held_up_until_the_host_has_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a call's second run on, for as long as its quickest launch took, and not where launches are to count."""
+    """From a call's second run on, for somewhat longer than its quickest launch took, and not where launches are to count. Where they took no
+    longer than that, nothing has interrupted them."""
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
     held: list[int] = []
     for name, value in (
@@ -94,14 +96,20 @@ def test_a_device_is_held_up_until_the_host_has_launched(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "empty", lambda *size, device, **options: real_empty(*size, **options))
     now = iter([0.0, 3e-4, 1.0, 1.0 + 1e-4, 2.0, 2.0 + 2e-4, 3.0, 3.5] * 2)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(now))
+    switches = itertools.count()
+    monkeypatch.setattr(measure, "_switches", lambda: next(switches))
     clock = measure.clock(torch.device("cuda"), launches=False)
+    interruptions = []
     for _ in range(4):
         assert clock(event.record) == 1e-3
-    assert held == [pytest.approx(1.2 * seconds * 2e9, abs=1) for seconds in (3e-4, 1e-4, 1e-4)]
+        interruptions.append(clock.interruptions)
+    assert held == [pytest.approx(1.5 * seconds * 2e9, abs=1) for seconds in (3e-4, 1e-4, 1e-4)]
+    assert interruptions == [1, 1, 2, 3]
     launched = measure.clock(torch.device("cuda"))
     for _ in range(4):
         launched(event.record)
     assert len(held) == 3
+    assert launched.interruptions == 4
 
 
 def test_what_interrupts_often_and_takes_nothing_is_no_disturbance(

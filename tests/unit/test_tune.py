@@ -459,8 +459,8 @@ def test_the_better_candidate_serves(
     assert len(region.sources) == (2 if chosen == "channels last" else 1)
     assert {"eager", chosen} <= {name for name, _ in region.choice.seconds}
     built: list[list[Any]] = []
-    real = build.build_all
-    monkeypatch.setattr(build, "build_all", lambda sources: (built.append(sources), real(sources))[1])
+    real = build.build_each
+    monkeypatch.setattr(build, "build_each", lambda sources: (built.append(sources), real(sources))[1])
     monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("it is on disk"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FusepassWarning)
@@ -513,13 +513,13 @@ def test_a_candidate_that_is_dropped_is_told_and_another_one_serves(
 
 
 def test_a_candidate_that_cannot_be_built_is_told_and_another_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = build.build_all
+    real = build.build_each
 
     def failing(sources: Any) -> Any:
-        built = real(sources)
-        return [BuildError("no such instruction") if number == 0 else each for number, each in enumerate(built)]
+        for number, each in real(sources):
+            yield number, BuildError("no such instruction") if number == 0 else each
 
-    monkeypatch.setattr(build, "build_all", failing)
+    monkeypatch.setattr(build, "build_each", failing)
     model, x = Convolved().eval(), torch.rand(2, 4, 9, 9)
     optimised = fusepass.optimize(model, tune="max")
     with pytest.warns(FusepassWarning, match='candidate "generated" runs as ".*": build failed: no such instruction'):
