@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
 from fusepass.codegen.ir.guards import guarded_loads
 from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.render import render
 from tests.support.emulate import needs_compiler
 from tests.support.emulated import check_emulated
 from tests.support.regions import region
@@ -79,3 +81,30 @@ def test_a_processor_branches() -> None:
     made = region(_rotated, torch.empty(64, 64), torch.empty(64, 32), torch.empty(64, 32))
     (kernel,) = made.passed(pass_options(DeviceFacts.cpu(2))).kernels
     assert _loads(kernel) == (1, 6)
+
+
+PIECES: dict[str, tuple[Callable[[Tensor, Tensor, int], Tensor], int]] = {
+    "one tensor each": (lambda a, b, at: a.abs(), 0),
+    "two tensors each": (lambda a, b, at: a * b, 9),
+    "one or two": (lambda a, b, at: a * b if at % 2 else a.relu(), 4),
+}
+"""Pieces of tensors, and how many of nine have a second one."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("count", [6, 9])
+def test_many_pieces_take_turns(name: str, count: int) -> None:
+    """Under conditions of their own, more of them than six take a compiler minutes."""
+    torch.manual_seed(0)
+    function, second = PIECES[name]
+
+    def whole(*given: Tensor) -> Tensor:
+        x = torch.cat([function(given[at], given[count + at], at) for at in range(count)], 1)
+        return x - x.mean((0, 2), keepdim=True)
+
+    made = region(whole, *(torch.randn(10, 3, 490) for _ in range(2 * count)))
+    program = made.passed(pass_options(H200))
+    turns = len(re.findall(r"^ *else if ", render(program, H200).text, re.MULTILINE))
+    assert turns == (0 if count == 6 else 8 + max(second - 1, 0))
+    check_emulated(made, program, H200, 1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -220,39 +221,55 @@ def _load(frame: Frame, inside: Scope, each: Ahead, target: str) -> None:
 
 _REGISTERS = 255  # of a thread, at most
 _WORD = 4  # bytes of one
+_CHOICES = 6
+"""Pieces of a concatenation whose loads are written out for several steps, each under its own condition. LLVM does not see that one excludes the
+others: with 7 pieces and two steps it looks for something for half a second, with 8 for 6, with 9 for minutes."""
 
 
 def in_turns(frame: Frame, roots: Sequence[Expr], ahead: Sequence[Ahead]) -> list[Ahead]:
-    """`ahead`, with one variable for the pieces of each concatenation below `roots` that take more registers than a thread has."""
+    """`ahead`, with one variable for the pieces of each concatenation below `roots` that take more registers than a thread has, or are too many for a compiler."""
     ahead = list(ahead)
-    if _registers(frame, ahead) <= _REGISTERS:
-        return ahead
     for found in concatenations(roots):
-        turns = _turns(found, ahead)
-        if _registers(frame, turns) > _REGISTERS:
+        pieces = _loads_of_pieces(found, ahead)
+        own = [each for loads in pieces for each in loads]
+        if _registers(frame, own) <= _REGISTERS and (frame.unroll == 1 or len(pieces) <= _CHOICES):
+            continue
+        together = _turns(pieces)
+        first, *others = (value for _, value in found.pieces)
+        one_each = [len(turns) for turns in together] == [len(own)] == [len(found.pieces)]
+        same = one_each and all(alike(first, value) for value in others)
+        for turns in together:
             there, taken = ahead.index(turns[0]), {id(each) for each in turns}
             before, after = (
                 [each for each in part if id(each) not in taken] for part in (ahead[:there], ahead[there:])
             )
-            ahead = [*before, *_in_one_variable(found, turns), *after]
+            shared = [replace(each, name=turns[0].name, turn=turn) for turn, each in enumerate(turns)]
+            shared[0] = replace(shared[0], whole=(found.whole, first) if same else None)
+            ahead = [*before, *shared, *after]
     return ahead
 
 
-def _turns(found: Concatenation, ahead: Sequence[Ahead]) -> list[Ahead]:
-    """The loads that are all that their pieces load, and of one kind."""
+def _loads_of_pieces(found: Concatenation, ahead: Sequence[Ahead]) -> list[list[Ahead]]:
+    """The loads of each piece that are its alone, of pieces that have some."""
     bounds = {id(load): bound for bound, value in found.pieces for load in walk(value) if isinstance(load, Load)}
-    own = [each for each in ahead if each.guard and each.guard == (bounds.get(id(each.load)),)]
-    own = [each for each in own if not (each.turn or each.whole or each.late or each.under_way)]
-    guards, kinds = [each.guard for each in own], [(each.load.dtype, each.lanes) for each in own]
-    pairs = zip(own, kinds, strict=True)
-    return [each for each, kind in pairs if kind == kinds[0] and guards.count(each.guard) == 1]
+    own: dict[Guard, list[Ahead]] = defaultdict(list)
+    for each in ahead:
+        free_to_share = not (each.turn or each.whole or each.late or each.under_way)
+        if free_to_share and each.guard and each.guard == (bounds.get(id(each.load)),):
+            own[each.guard].append(each)
+    return [*own.values()]
 
 
-def _in_one_variable(found: Concatenation, turns: Sequence[Ahead]) -> list[Ahead]:
-    first, *others = (value for _, value in found.pieces)
-    same = len(turns) == len(found.pieces) and all(alike(first, value) for value in others)
-    shared = [replace(each, name=turns[0].name, turn=turn) for turn, each in enumerate(turns)]
-    return [replace(shared[0], whole=(found.whole, first) if same else None), *shared[1:]]
+def _turns(pieces: Sequence[Sequence[Ahead]]) -> list[list[Ahead]]:
+    """Loads of one kind, at most one of each piece, several of them together."""
+    turns: dict[object, list[Ahead]] = defaultdict(list)
+    for loads in pieces:
+        count: Counter[object] = Counter()
+        for each in loads:
+            kind = each.load.dtype, each.lanes
+            turns[kind, count[kind]].append(each)
+            count[kind] += 1
+    return [group for group in turns.values() if len(group) > 1]
 
 
 def _registers(frame: Frame, ahead: Sequence[Ahead]) -> int:
