@@ -110,7 +110,7 @@ def _digest(made_of: object) -> str:
 
 
 def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
-    """Contents of the headers that are `named` or included by `text`, and of those they include, by name."""
+    """Hashes of the headers that are `named` or included by `text`, and of those they include, by name."""
     folder = str(toolchain.include_directory())
     found: dict[str, str] = {}
     pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
@@ -127,7 +127,7 @@ def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
 
 
 def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The text of a header and the names of those in `folder` that it includes; None where there is none.
+    """The hash of a header and the names of those in `folder` that it includes; None where there is none.
 
     Raises:
         BuildError: it cannot be read.
@@ -145,4 +145,4 @@ def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:
 @functools.cache
 def _read(folder: str, path: str, _changed: int, _size: int) -> tuple[str, tuple[str, ...]]:
     text = Path(path).read_text()
-    return text, tuple(name for name in _INCLUDE.findall(text) if os.path.isfile(os.path.join(folder, name)))
+    return _digest(text), tuple(name for name in _INCLUDE.findall(text) if os.path.isfile(os.path.join(folder, name)))
