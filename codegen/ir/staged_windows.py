@@ -169,9 +169,9 @@ def _neighbours(index: Index, others: Sequence[Axis]) -> tuple[int, int]:
     pitch, count = 0, 1
     for axis in reversed([axis for axis in others if axis.size > 1]):
         stride = index.stride(axis)
-        if stride is None or (pitch and stride != pitch * count):
+        if stride is None or (count > 1 and stride != pitch * count):
             return 0, 1
-        pitch, count = pitch or stride, count * axis.size
+        pitch, count = stride if count == 1 else pitch, count * axis.size
     return pitch, count
 
 

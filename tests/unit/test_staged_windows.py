@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import pass_options
+from fusepass.codegen.ir import staged_windows
+from fusepass.codegen.ir.index import Axis, Index, axis_index
 from fusepass.codegen.ir.program import Program
 from fusepass.codegen.render import describe, render
 from fusepass.codegen.schedule import ranking, schedule
@@ -75,6 +77,17 @@ def _without_iterations(program: Program) -> Source:
     ways = ranking(program.kernels[-1], program, SMALL)
     rank = next(number for number, each in enumerate(ways) if isinstance(each.plan, WindowTile) and not each.plan.along)
     return render(program, SMALL, overrides=ScheduleOverrides(len(program.kernels) - 1, rank))
+
+
+@pytest.mark.parametrize(
+    ("strides", "found"),
+    [((48, 16), (16, 93)), ((16, 0), (0, 1)), ((0, 16), (0, 1)), ((64, 16), (0, 1)), ((0, 0), (0, 93))],
+)
+def test_images_that_lie_together(strides: tuple[int, int], found: tuple[int, int]) -> None:
+    """Those that are read for several results each do not."""
+    axes = Axis("sample", 31), Axis("channel", 3)
+    index = sum((axis_index(axis) * stride for axis, stride in zip(axes, strides, strict=True)), Index(7))
+    assert staged_windows._neighbours(index, axes) == found
 
 
 def test_a_kernel_of_one_result_has_no_image() -> None:
