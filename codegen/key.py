@@ -73,11 +73,32 @@ def source_key(source: Source) -> str:
             "arch": source.arch,
             "entry": source.entry,
             "text": source.text,
-            "headers": _headers(source.name, source.headers, source.text),
+            "headers": included(source.name, source.headers, source.text),
             "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
             "cpu": toolchain.cpu_identity() if source.arch == NATIVE else "",
         }
     )
+
+
+def included(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
+    """Contents of the headers that are `named` or included by `text`, and of those they include, by name.
+
+    Raises:
+        BuildError: one cannot be read; the text says `whose`.
+    """
+    folder = str(toolchain.include_directory())
+    found: dict[str, str] = {}
+    pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        header = _header(folder, name)
+        if header is None:
+            raise BuildError(f"{whose} includes a header that cannot be read: there is no {name} in {folder}")
+        found[name], included = header
+        pending += included
+    return found
 
 
 @functools.cache
@@ -100,30 +121,14 @@ def _translation(source: Source) -> dict[str, object]:
     """
     made_of: dict[str, object] = {"identity": toolchain.identity(source.target)}
     if source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc:
-        made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS]
-        made_of["headers"] = _headers("NVRTC", toolchain.NVRTC_HEADERS, "")
+        launcher = [*toolchain.LAUNCHER_FLAGS, *toolchain.LAUNCHER_LINK_FLAGS]
+        made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *launcher]
+        made_of["headers"] = included("NVRTC", toolchain.NVRTC_HEADERS, "")
     return made_of
 
 
 def _digest(made_of: object) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
-
-
-def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
-    """Contents of the headers that are `named` or included by `text`, and of those they include, by name."""
-    folder = str(toolchain.include_directory())
-    found: dict[str, str] = {}
-    pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        header = _header(folder, name)
-        if header is None:
-            raise BuildError(f"{whose} includes a header that cannot be read: there is no {name} in {folder}")
-        found[name], included = header
-        pending += included
-    return found
 
 
 def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:

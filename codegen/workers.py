@@ -125,6 +125,7 @@ class Workers:
                     return future.result(_SOON)
                 if background.ending():
                     raise background.Stopped
+                self.start(self._asking)  # one that was there may just have ended, with nothing to do
                 if not self._serving and future.cancel():
                     raise Unavailable(self.told_trouble() or "no worker is started any more")
         finally:

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from fusepass.codegen.build import build, build_all, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
+from fusepass.codegen.units import joined
 from fusepass.config import override
 from fusepass.errors import BuildError
 from tests.support import precompiled
@@ -94,7 +96,7 @@ def test_a_built_library_needs_no_torch() -> None:
 
 @pytest.mark.usefixtures("directory")
 def test_the_linker_reads_no_library_of_torch(tmp_path: Path) -> None:
-    library = builds._load_inline(scale(3), 16 * "0", tmp_path)
+    library = builds._load_inline([scale(3)], 16 * "0", tmp_path)
     (flags,) = re.findall(r"^ldflags = (.*)", (tmp_path / "build.ninja").read_text(), re.MULTILINE)
     named = re.findall(r"-l((?:c10|torch)\w*)", flags)
     first = re.findall(r"-L(\S+)", flags)[0]
@@ -120,7 +122,7 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
     lock, at_once, most = threading.Lock(), 0, 0
     all_there = threading.Barrier(jobs)
 
-    def slow(_: Source, __: str, directory: Path) -> Path:
+    def slow(_: Sequence[Source], __: str, directory: Path) -> Path:
         nonlocal at_once, most
         with lock:
             at_once += 1
@@ -153,10 +155,10 @@ def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatc
     """What was begun is not built again; with one job nothing is begun."""
     real, built, begun = builds._load_inline, [], threading.Event()
 
-    def logged(source: Source, key: str, directory: Path) -> Path:
-        built.append(source.text)
+    def logged(sources: Sequence[Source], key: str, directory: Path) -> Path:
+        built.append(joined(sources).text)
         begun.set()
-        return real(source, key, directory)
+        return real(sources, key, directory)
 
     monkeypatch.setattr(builds, "_load_inline", logged)
     with override(jobs=1):
