@@ -406,11 +406,11 @@ def test_the_doctor_builds_and_runs_a_kernel() -> None:
         "torch",
         "C++ compiler",
         "ninja",
-        "nvcc",
+        "CUDA compiler",
         "cache",
         "CPU kernel",
     ]
-    assert "ok  CPU kernel    built in" in str(diagnosis)
+    assert "ok  CPU kernel     built in" in str(diagnosis)
     assert cache.entries() == [], "the doctor's kernel does not stay"
 
 

@@ -26,7 +26,7 @@ from fusepass.codegen import workers as pool
 from fusepass.codegen.build import build, build_all, loaded
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.key import cache_key
-from fusepass.codegen.source import Source
+from fusepass.codegen.source import Source, Target
 from fusepass.config import override
 from fusepass.errors import BuildError
 from tests.golden_sources.digests import GROUPS, sources
@@ -227,10 +227,12 @@ def test_the_compiler_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cache_key(source) != by_nvrtc
 
 
-def test_the_doctor_says_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = doctor._nvcc()
+def test_the_doctor_says_what_serves_and_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = doctor._cuda_compiler()
     assert check.ok
-    assert re.fullmatch(r"no nvcc was found; NVRTC \d+\.\d+ serves: .*libnvrtc.*", check.found)
+    assert re.fullmatch(r"/.*libnvrtc.*: NVRTC \d+\.\d+", check.found)
+    source = doctor._source(Target.CUDA, "sm_90")
+    assert loaded(build(source))[source.entry]
     monkeypatch.setattr(toolchain, "nvrtc", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert doctor._nvcc().remedy == "install it"
+    assert doctor._cuda_compiler().remedy == "install it"
