@@ -181,18 +181,26 @@ def nvrtc() -> Compiler | None:
     return None
 
 
+@functools.cache
+def _nvrtc_is_as_good() -> bool:
+    """Whether NVRTC, which is there, makes nvcc's machine code: that of CUDA 13.0 computes addresses in shared memory with 64 bits."""
+    version = importlib.metadata.version("nvidia-cuda-nvrtc")
+    return tuple(map(int, version.split(".")[:2])) >= (13, 1)
+
+
 def cuda_compiler() -> Compiler:
     """nvcc or NVRTC, as `Config.cuda_compiler` says, or the other one where that is not there.
 
     Raises:
         BuildError: there is neither; the text says what to install.
     """
-    if current().cuda_compiler == "nvrtc" and (library := nvrtc()) is not None:
+    wanted, library = current().cuda_compiler, nvrtc()
+    if library is not None and (wanted == "nvrtc" or (wanted == "auto" and _nvrtc_is_as_good())):
         return library
     try:
         return nvcc()
     except BuildError:
-        if (library := nvrtc()) is not None:
+        if library is not None:
             return library
         raise
 

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -245,33 +246,46 @@ def test_pip_s_toolkit_builds_what_loads(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     launch = 'extern "C" int launched() { k<<<1, 1>>>(nullptr); return cudaGetLastError(); }\n'
     source = cuda("p[0] = p[1];")
-    library = build(dataclasses.replace(source, text=source.text + launch))
+    with override(cuda_compiler="nvcc"):
+        library = build(dataclasses.replace(source, text=source.text + launch))
     assert load(library, "launched", 0)(None) != 0 or torch.cuda.is_available()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("directory")
-def test_a_cuda_library_computes_on_the_stream_it_is_given() -> None:
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_a_cuda_library_computes_on_the_stream_it_is_given(compiler: Any) -> None:
     text = """\
-#include <cuda_fp16.h>
-__global__ void scale(const __half* in, __half* out) {
-    out[threadIdx.x] = __float2half(__half2float(in[threadIdx.x]) * 3.f + 1.f);
+#include "fp_launch.cuh"
+
+namespace {
+
+__global__ void __launch_bounds__(1024) scale(
+    const float* __restrict__ in,
+    float* __restrict__ out)
+{
+    out[threadIdx.x] = in[threadIdx.x] * 3.f + 1.f;
 }
-extern "C" int run(const __half* in, __half* out, void* stream) {
-    scale<<<1, 1000, 0, static_cast<cudaStream_t>(stream)>>>(in, out);
+
+}  // namespace
+
+extern "C" int run(void* in, void* out, void* stream)
+{
+    fp::launch<scale>(1, 1000, 0, stream, static_cast<const float*>(in), static_cast<float*>(out));
     return cudaGetLastError();
 }
 """
     facts = device_facts(torch.device("cuda"))
-    source = Source("scale", "run", Target.CUDA, text, (), facts.arch)
-    run = load(build(source), "run", arguments=2)
-    given = torch.arange(1000, device="cuda", dtype=torch.float16) / 4
+    source = Source("scale", "run", Target.CUDA, text, ("fp_launch.cuh",), facts.arch)
+    with override(cuda_compiler=compiler):
+        run = load(build(source), "run", arguments=2)
+    given = torch.arange(1000, device="cuda", dtype=torch.float32) / 4
     out = torch.zeros_like(given)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     assert run(given.data_ptr(), out.data_ptr(), stream.cuda_stream) == 0
     stream.synchronize()
-    assert torch.equal(out, (3 * given.double() + 1).half())
+    assert torch.equal(out, 3 * given + 1)
 
 
 @pytest.mark.gpu

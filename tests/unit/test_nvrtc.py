@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import dataclasses
+import importlib.metadata
 import os
 import pickle
 import re
@@ -220,11 +221,24 @@ def test_the_compiler_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     source = _first("single", "to_channels_first", DeviceFacts.h200())
     by_nvrtc = cache_key(source)
     monkeypatch.setattr(toolchain, "nvcc", toolchain.cxx)
-    by_nvcc = cache_key(source)
+    with override(cuda_compiler="nvcc"):
+        by_nvcc = cache_key(source)
     with override(cuda_compiler="nvrtc"):
         assert cache_key(source) == by_nvrtc != by_nvcc
         monkeypatch.setattr(toolchain, "LAUNCHER_FLAGS", ("-O0",))
         assert cache_key(source) != by_nvrtc
+
+
+@pytest.mark.parametrize(("version", "first"), [("13.0.88", "nvcc"), ("13.1.0", "nvrtc"), ("14.0.1", "nvrtc")])
+def test_one_that_makes_other_code_goes_behind_nvcc(version: str, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    monkeypatch.setattr(toolchain, "_nvrtc_is_as_good", toolchain._nvrtc_is_as_good.__wrapped__)
+    assert toolchain.cuda_compiler().is_nvrtc, "there is no other one"
+    monkeypatch.setattr(toolchain, "nvcc", toolchain.cxx)
+    assert toolchain.cuda_compiler().is_nvrtc == (first == "nvrtc")
+    for wanted in ("nvcc", "nvrtc"):
+        with override(cuda_compiler=wanted):
+            assert toolchain.cuda_compiler().is_nvrtc == (wanted == "nvrtc")
 
 
 def test_the_doctor_says_what_serves_and_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
