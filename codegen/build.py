@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import ctypes
 import errno
+import functools
 import logging
 import os
 import re
@@ -136,7 +137,7 @@ def begin(source: Source) -> None:
     config = current()
     if key in _under_way or config.jobs == 1:
         return
-    queue = _queues.setdefault((config, background.active()), Queue(config.jobs - 1, together=_together()))
+    queue = _queues.setdefault((config, background.active()), Queue(config.jobs - 1))
     queue.add(key, source)
 
     def run() -> None:
@@ -216,7 +217,7 @@ def _build_missing(missing: Mapping[str, Source]) -> Iterator[tuple[str, Path | 
             begun.remove(missing)
         later = {key: source for key, source in missing.items() if key in _under_way}
         waiting = {key: source for key, source in missing.items() if key not in later}
-        queue = Queue(jobs, waiting, together=_together())
+        queue = Queue(jobs, waiting)
         if jobs == 1 and not background.active():
             # In this thread: as the interpreter ends no other one starts, and `quick` waits for its library.
             queue.begin()
@@ -227,14 +228,6 @@ def _build_missing(missing: Mapping[str, Source]) -> Iterator[tuple[str, Path | 
         for number, (key, result) in enumerate(results, 1):
             tell("build", number, len(missing), missing[key].name)
             yield key, result
-
-
-def _together() -> bool:
-    """Whether sources may share a translation unit: NVRTC takes each apart."""
-    try:
-        return not toolchain.cuda_compiler().is_nvrtc
-    except BuildError:  # there is neither, but there may be C++ to build
-        return True
 
 
 def _taken(queue: Queue, later: dict[str, Source]) -> Iterator[tuple[str, Path | BuildError]]:
@@ -339,7 +332,7 @@ def _build_one(key: str, source: Source) -> Path | BuildError:
     start = time.perf_counter()
     try:
         with _building([key]):
-            library = cache.store(key, source, lambda directory: _load_inline(source, key, directory))
+            library = cache.store(key, source, lambda directory: _load_inline([source], key, directory))
     except BuildError as error:
         _log.info("%s: %s", source.name, error.args[0])
         return error
@@ -366,22 +359,21 @@ def _build_together(sources: Mapping[str, Source]) -> dict[str, Path | BuildErro
 
 
 def _load_together(sources: Mapping[str, Source], directory: Path) -> Path:
-    return _load_inline(joined(list(sources.values())), next(iter(sources)), directory)
+    return _load_inline(list(sources.values()), next(iter(sources)), directory)
 
 
-def _load_inline(source: Source, key: str, directory: Path) -> Path:
-    """Build `source` in `directory`, whatever that is called. OSError means that the disk is full or read-only."""
+def _load_inline(sources: Sequence[Source], key: str, directory: Path) -> Path:
+    """Build `sources` as one library in `directory`, whatever that is called. OSError means that the disk is full or read-only."""
     if _PLAIN.fullmatch(str(directory)):
-        return _load_inline_in(source, key, directory)
+        return _load_inline_in(sources, key, directory)
     usual = tempfile.gettempdir()
     with cache_folders.stage(Path(usual if _PLAIN.fullmatch(usual) else "/tmp"), cache_folders.OWN) as plain:
-        library = _load_inline_in(source, key, plain)
+        library = _load_inline_in(sources, key, plain)
         return Path(shutil.move(library, directory / library.name))
 
 
-def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
-    from torch.utils import cpp_extension
-
+def _load_inline_in(sources: Sequence[Source], key: str, directory: Path) -> Path:
+    cpp_extension, source = _cpp_extension(), joined(sources)
     cuda = source.target is Target.CUDA
     if cuda and torch.version.cuda is None:
         raise BuildError(f"{source.name} needs CUDA, and this PyTorch ({torch.__version__}) has none")
@@ -396,7 +388,7 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
             build_directory=str(directory),
             is_python_module=False,
             no_implicit_headers=True,
-            **(_cuda_inputs(source, directory) if cuda else _cpu_inputs(source)),
+            **(_cuda_inputs(sources, directory) if cuda else _cpu_inputs(sources)),
         )
     except OSError as error:
         if error.errno in _NO_ROOM:
@@ -411,8 +403,19 @@ def _load_inline_in(source: Source, key: str, directory: Path) -> Path:
     return Path(library)
 
 
-def _cpu_inputs(source: Source) -> dict[str, Any]:
+@functools.cache
+def _cpp_extension() -> Any:
+    """PyTorch's module for builds. It runs ninja and the compiler before each of them to ask for versions; from now on once."""
+    from torch.utils import cpp_extension
+
+    for name in ("is_ninja_available", "get_compiler_abi_compatibility_and_version"):
+        setattr(cpp_extension, name, functools.cache(getattr(cpp_extension, name)))
+    return cpp_extension
+
+
+def _cpu_inputs(sources: Sequence[Source]) -> dict[str, Any]:
     """What load_inline is to compile, and how."""
+    source = joined(sources)
     return {
         "cpp_sources": source.text,
         "extra_cflags": [*toolchain.flags(source.target, source.arch)],
@@ -421,21 +424,20 @@ def _cpu_inputs(source: Source) -> dict[str, Any]:
     }
 
 
-def _cuda_inputs(source: Source, directory: Path) -> dict[str, Any]:
+def _cuda_inputs(sources: Sequence[Source], directory: Path) -> dict[str, Any]:
     """The same: a source for nvcc, or one in C++ that launches what NVRTC compiles here and now."""
-    home, inputs = toolchain.cuda_home(), _cpu_inputs(source)
+    home, inputs = toolchain.cuda_home(), _cpu_inputs(sources)
     if (library := toolchain.versioned_cudart(home)) is not None:
         (directory / _UNUSED / "libcudart.so").symlink_to(library)
     if toolchain.cuda_compiler().is_nvrtc:
         from fusepass.codegen import nvrtc
 
-        inputs["cpp_sources"] = nvrtc.compiled(source, directory)
+        inputs["cpp_sources"] = nvrtc.compiled(sources, directory)
         inputs["extra_cflags"] = [*toolchain.LAUNCHER_FLAGS]
-        inputs["extra_ldflags"] += [f"-L{home}/lib64", f"-L{home}/lib", "-lcudart"]
+        inputs["extra_ldflags"] += [f"-L{home}/lib64", f"-L{home}/lib", *toolchain.LAUNCHER_LINK_FLAGS]
         inputs["extra_include_paths"] += [str(home / "include"), str(directory)]
         return inputs
-    from torch.utils import cpp_extension
-
+    cpp_extension = _cpp_extension()
     cpp_extension.CUDA_HOME = str(home)  # which PyTorch looked for as the module was imported, and not everywhere
     inputs["cpp_sources"], inputs["cuda_sources"] = "", inputs["cpp_sources"]
     inputs["extra_cuda_cflags"] = inputs.pop("extra_cflags")

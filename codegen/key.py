@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -73,11 +74,45 @@ def source_key(source: Source) -> str:
             "arch": source.arch,
             "entry": source.entry,
             "text": source.text,
-            "headers": _headers(source.name, source.headers, source.text),
+            "headers": _digests(included(source.name, source.headers, source.text)),
             "flags": [*toolchain.flags(source.target, source.arch), *toolchain.link_flags(source.target)],
             "cpu": toolchain.cpu_identity() if source.arch == NATIVE else "",
         }
     )
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header of the package: its contents, their hash, and the names of those beside it that it includes."""
+
+    text: str
+    digest: str
+    includes: tuple[str, ...]
+
+
+def included(whose: str, named: Sequence[str], text: str) -> dict[str, Header]:
+    """The headers that are `named` or included by `text`, and those they include, by name.
+
+    Raises:
+        BuildError: one cannot be read; the text says `whose`.
+    """
+    folder = str(toolchain.include_directory())
+    found: dict[str, Header] = {}
+    pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        header = _header(folder, name)
+        if header is None:
+            raise BuildError(f"{whose} includes a header that cannot be read: there is no {name} in {folder}")
+        found[name] = header
+        pending += header.includes
+    return found
+
+
+def _digests(headers: Mapping[str, Header]) -> dict[str, str]:
+    return {name: header.digest for name, header in headers.items()}
 
 
 @functools.cache
@@ -100,8 +135,9 @@ def _translation(source: Source) -> dict[str, object]:
     """
     made_of: dict[str, object] = {"identity": toolchain.identity(source.target)}
     if source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc:
-        made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *toolchain.LAUNCHER_FLAGS]
-        made_of["headers"] = _headers("NVRTC", toolchain.NVRTC_HEADERS, "")
+        launcher = [*toolchain.LAUNCHER_FLAGS, *toolchain.LAUNCHER_LINK_FLAGS]
+        made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *launcher]
+        made_of["headers"] = _digests(included("NVRTC", toolchain.NVRTC_HEADERS, ""))
     return made_of
 
 
@@ -109,25 +145,8 @@ def _digest(made_of: object) -> str:
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
 
 
-def _headers(whose: str, named: Sequence[str], text: str) -> dict[str, str]:
-    """Hashes of the headers that are `named` or included by `text`, and of those they include, by name."""
-    folder = str(toolchain.include_directory())
-    found: dict[str, str] = {}
-    pending = [*named, *(name for name in _INCLUDE.findall(text) if _header(folder, name))]
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        header = _header(folder, name)
-        if header is None:
-            raise BuildError(f"{whose} includes a header that cannot be read: there is no {name} in {folder}")
-        found[name], included = header
-        pending += included
-    return found
-
-
-def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The hash of a header and the names of those in `folder` that it includes; None where there is none.
+def _header(folder: str, name: str) -> Header | None:
+    """A header; None where there is none.
 
     Raises:
         BuildError: it cannot be read.
@@ -143,6 +162,7 @@ def _header(folder: str, name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 @functools.cache
-def _read(folder: str, path: str, _changed: int, _size: int) -> tuple[str, tuple[str, ...]]:
+def _read(folder: str, path: str, _changed: int, _size: int) -> Header:
     text = Path(path).read_text()
-    return _digest(text), tuple(name for name in _INCLUDE.findall(text) if os.path.isfile(os.path.join(folder, name)))
+    includes = tuple(name for name in _INCLUDE.findall(text) if os.path.isfile(os.path.join(folder, name)))
+    return Header(text, _digest(text), includes)

@@ -1,75 +1,79 @@
-"""One compilation by NVRTC, here or in a process of its own: it compiles one source of a process at a time. Imports nothing of this package."""
+"""Compiles by NVRTC, whose library it calls itself. Imports nothing of this package, so that a worker starts soon."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-
-_here = threading.Lock()  # held while this process compiles
+import ctypes
+import functools
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What came of a compilation.
-
-    Attributes:
-        image: the cubin in hexadecimal; empty where it failed.
-        names: what the kernels are called in it.
-        said: NVRTC's words.
-    """
-
-    image: str
-    names: Sequence[str]
-    said: str
+def answer(task: bytes) -> bytes:
+    """In a worker: the packed `compiled` of its packed arguments, by name."""
+    return pickle.dumps(compiled(**pickle.loads(task)))
 
 
 def compiled(
-    text: str, kernels: Sequence[str], headers: Sequence[str], header: str, options: Sequence[str]
-) -> Compiled:
-    """Compile `text`, in which each of `headers` is `header`, and keep `kernels`."""
-    given: dict[str, Any] = {"text": text, "kernels": kernels, "headers": headers, "header": header, "options": options}
-    if _here.acquire(blocking=False):
-        try:
-            return _compiled(**given)
-        finally:
-            _here.release()
-    done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(given), capture_output=True, text=True, check=False
+    library: str, text: str, kernels: Sequence[str], headers: Mapping[str, str], options: Sequence[str]
+) -> tuple[bytes, list[str], str]:
+    """Compile `text`, which may include each of `headers` by its name, by the NVRTC at `library`.
+
+    Returns:
+        The cubin, empty where it failed; what `kernels` are called in it; what NVRTC said.
+    """
+    nvrtc, program = _loaded(library), ctypes.c_void_p()
+
+    def read(what: str) -> bytes:
+        size = ctypes.c_size_t()
+        nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+        content = ctypes.create_string_buffer(size.value)
+        nvrtc[f"nvrtcGet{what}"](program, content)
+        return content.raw
+
+    def lowered(kernel: str) -> str:
+        name = ctypes.c_char_p()
+        nvrtc.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(name))
+        return (name.value or b"").decode()
+
+    status: int = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"kernels.cu", len(headers), _strings(headers.values()), _strings(headers)
     )
-    return Compiled(**json.loads(done.stdout)) if done.returncode == 0 else Compiled("", (), done.stderr)
-
-
-def _compiled(
-    text: str, kernels: Sequence[str], headers: Sequence[str], header: str, options: Sequence[str]
-) -> Compiled:
-    from cuda.bindings import nvrtc
-
-    def read(size: Any, get: Any) -> bytes:
-        length: int = size(program)[1]
-        # It is written into, so it has two bytes at least: Python has each of one byte but once.
-        read = bytes(length + 1)
-        get(program, read)
-        return read[:length]
-
-    names, contents = [name.encode() for name in headers], [header.encode()] * len(headers)
-    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", len(names), contents, names)
+    if status:
+        return b"", [], f"a program cannot be made: {_error(nvrtc, status)}"
     try:
         for kernel in kernels:
             nvrtc.nvrtcAddNameExpression(program, kernel.encode())
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        said = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").rstrip("\0")
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return Compiled("", (), f"{status.name}\n{said}")
-        lowered = tuple(nvrtc.nvrtcGetLoweredName(program, kernel.encode())[1].decode() for kernel in kernels)
-        return Compiled(read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN).hex(), lowered, said)
+        status = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+        said = read("ProgramLog").decode(errors="replace").rstrip("\0")
+        if status:
+            return b"", [], f"{_error(nvrtc, status)}\n{said}"
+        return read("CUBIN"), list(map(lowered, kernels)), said
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-if __name__ == "__main__":
-    json.dump(asdict(_compiled(**json.load(sys.stdin))), sys.stdout)
+def version(library: str) -> str:
+    """The version of the NVRTC at `library`, as ``13.0``."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _loaded(library).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+@functools.cache
+def _loaded(library: str) -> ctypes.CDLL:
+    """The library, behind the one with what it knows of the device, which not every version finds beside itself."""
+    for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))
+    loaded = ctypes.CDLL(library)
+    loaded.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return loaded
+
+
+def _error(nvrtc: ctypes.CDLL, status: int) -> str:
+    said: bytes = nvrtc.nvrtcGetErrorString(status)
+    return said.decode()
+
+
+def _strings(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))

@@ -15,6 +15,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusepass.codegen import nvrtc_program
 from fusepass.codegen.source import Target
 from fusepass.config import current
 from fusepass.errors import BuildError
@@ -42,7 +43,9 @@ CUDA_FLAGS = (
 )
 
 # Of a C++ source that launches what NVRTC compiled.
-LAUNCHER_FLAGS = ("-O1", "-std=c++17")
+LAUNCHER_FLAGS = ("-O1", "-std=c++17", "-fno-exceptions")
+# It needs nothing of C++'s library, and to read that takes the linker longer than all else.
+LAUNCHER_LINK_FLAGS = ("-nodefaultlibs", "-lcudart", "-lgcc", "-lc")
 NVRTC_HEADERS = ("fp_host.hpp", "fp_host_defines.h", "fp_standard.cuh")
 """What such a source, or NVRTC, includes beside the generated source's own."""
 
@@ -97,10 +100,7 @@ class Compiler:
             BuildError: it does not run.
         """
         if self.is_nvrtc:
-            from cuda.bindings.nvrtc import nvrtcVersion
-
-            _, major, minor = nvrtcVersion()
-            return f"NVRTC {major}.{minor}"
+            return f"NVRTC {nvrtc_program.version(str(self.path))}"
         command = (str(self.path), "--version")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -168,21 +168,24 @@ def _pip_nvcc() -> str | None:
 
 @functools.cache
 def nvrtc() -> Compiler | None:
-    """NVRTC's library, which comes with PyTorch; None where it, or the package that calls it, is not there."""
+    """NVRTC's library, which comes with PyTorch by pip; None where it, or CUDA's headers beside it, are not there."""
     try:
-        import cuda.bindings.nvrtc  # noqa: F401
-        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+        package = importlib.metadata.distribution("nvidia-cuda-nvrtc")
     except ModuleNotFoundError:
         return None
-    try:
-        path = load_nvidia_dynamic_lib("nvrtc").abs_path
-    except DynamicLibNotFoundError:
-        return None
-    found = Path(path or "")
-    has_headers = (
-        (found.parents[1] / "include" / "cuda_runtime_api.h").exists() if path else False
-    )  # not so in CUDA 12's packages
-    return Compiler.at(found) if has_headers else None
+    for file in package.files or ():
+        if file.name.startswith("libnvrtc.so."):
+            path = Path(str(package.locate_file(file)))
+            headers = path.parents[1] / "include" / "cuda_runtime_api.h"  # which CUDA 12's packages have elsewhere
+            return Compiler.at(path) if headers.exists() else None
+    return None
+
+
+@functools.cache
+def _nvrtc_is_as_good() -> bool:
+    """Whether NVRTC, which is there, makes nvcc's machine code: that of CUDA 13.0 computes addresses in shared memory with 64 bits."""
+    version = importlib.metadata.version("nvidia-cuda-nvrtc")
+    return tuple(map(int, version.split(".")[:2])) >= (13, 1)
 
 
 def cuda_compiler() -> Compiler:
@@ -191,12 +194,13 @@ def cuda_compiler() -> Compiler:
     Raises:
         BuildError: there is neither; the text says what to install.
     """
-    if current().cuda_compiler == "nvrtc" and (library := nvrtc()) is not None:
+    wanted, library = current().cuda_compiler, nvrtc()
+    if library is not None and (wanted == "nvrtc" or (wanted == "auto" and _nvrtc_is_as_good())):
         return library
     try:
         return nvcc()
     except BuildError:
-        if (library := nvrtc()) is not None:
+        if library is not None:
             return library
         raise
 

@@ -14,10 +14,15 @@ from dataclasses import replace
 from fusepass.codegen.source import Source
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b.*$", re.MULTILINE)
-SECONDS = 2e-5  # that a compiler takes for a byte of generated text: 10 us of C++, 14 to 21 us of CUDA were measured
-_START = 0.6  # seconds that nvcc takes for nothing at all; a C++ compiler 0.2
+SECONDS = 2e-5  # that a compiler takes for a byte of generated text: 10 us of C++, 14 to 21 us of CUDA by nvcc or NVRTC were measured
+_START = 0.6  # seconds that nvcc takes for nothing at all; a C++ compiler, also behind NVRTC, 0.2 and the starts of its processes
 _ROUNDED = 1.001  # equal shares add up to the whole
 _MOST = 4.0  # seconds of a unit: the last one to begin may be what everybody waits for
+
+
+def qualified(name: str, source: Source, sources: Sequence[Source]) -> str:
+    """What is called `name` in `source`, as the unit of `sources` knows it."""
+    return f"in_{source.entry}::{name}" if len(sources) > 1 else name
 
 
 def joined(sources: Sequence[Source]) -> Source:
@@ -47,9 +52,8 @@ class Queue:
         jobs: how many compilers there are.
     """
 
-    def __init__(self, jobs: int, waiting: Mapping[str, Source] | None = None, *, together: bool = True) -> None:
+    def __init__(self, jobs: int, waiting: Mapping[str, Source] | None = None) -> None:
         self.jobs = jobs
-        self._together = together
         self._waiting = dict(waiting or {})
         self._compilers = self._busy = 0
         self._lock = threading.Lock()
@@ -108,9 +112,7 @@ class Queue:
             own = {name for name in (source.name, source.entry, source.replay) if name is not None}
             first = next(iter(taken.values()), source)
             alike = (source.target, source.arch) == (first.target, first.arch)
-            if not taken or (
-                self._together and alike and not names & own and spent + seconds(source) <= most * _ROUNDED
-            ):
+            if not taken or (alike and not names & own and spent + seconds(source) <= most * _ROUNDED):
                 taken[key], spent = source, spent + seconds(source)
                 names |= own
         for key in taken:

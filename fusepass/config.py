@@ -22,7 +22,7 @@ EFFORTS = ("off", "fast", "max")
 TRAINING = ("fused", "eager")
 """What `Config.training` may be."""
 
-CUDA_COMPILERS = ("nvcc", "nvrtc")
+CUDA_COMPILERS = ("auto", "nvcc", "nvrtc")
 """What `Config.cuda_compiler` may be."""
 
 
@@ -82,8 +82,8 @@ class Config:
             (``FUSEPASS_ROUNDING``).
         cache_dir: where built libraries are kept, by default ``fusepass`` in the user's cache directory
             (``FUSEPASS_CACHE_DIR``).
-        cuda_compiler: what translates CUDA sources: ``"nvcc"``, or NVRTC where that is not found; ``"nvrtc"``, or nvcc
-            (``FUSEPASS_CUDA_COMPILER``).
+        cuda_compiler: what translates CUDA sources: ``"auto"`` is NVRTC where its machine code is nvcc's, from CUDA 13.1 on, else nvcc, or NVRTC
+            where that is not found; ``"nvcc"``, or NVRTC where that is not found; ``"nvrtc"``, or nvcc (``FUSEPASS_CUDA_COMPILER``).
         cache_size: bytes that the cache directory may have, at least 1; from there on what was not used for longest is removed
             (``FUSEPASS_CACHE_SIZE``, such as ``500M`` or ``2G``).
         jobs: compilers that run at once, at least 1, by default the CPUs of this process (``FUSEPASS_JOBS``).
@@ -122,7 +122,7 @@ class Config:
     algebra: Algebra = Algebra.SAFE
     rounding: Rounding = Rounding.FUSED
     cache_dir: Path = field(default_factory=_user_cache)
-    cuda_compiler: str = "nvcc"
+    cuda_compiler: str = "auto"
     cache_size: int = 2 << 30
     jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     workers: int | None = None
@@ -205,7 +205,7 @@ class Options(TypedDict, total=False):
     algebra: Literal["off", "safe", "finite"]
     rounding: Literal["fused", "eager"]
     cache_dir: str | os.PathLike[str]
-    cuda_compiler: Literal["nvcc", "nvrtc"]
+    cuda_compiler: Literal["auto", "nvcc", "nvrtc"]
     cache_size: int
     jobs: int
     workers: int | None

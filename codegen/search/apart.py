@@ -23,7 +23,11 @@ from fusepass.codegen.search.others import copies_in_order, different, others_of
 from fusepass.codegen.search.schedules import ScheduleCandidate, schedule_candidates
 from fusepass.codegen.search.worth import AnchorCost
 from fusepass.codegen.source import Source
+from fusepass.codegen.workers import Kind
 from fusepass.config import override
+
+GENERATION = Kind(f"{__name__}:answer_packed")
+"""What workers do with what `packed` gives."""
 
 
 @dataclass(frozen=True)

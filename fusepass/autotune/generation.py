@@ -33,12 +33,12 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.render.cuda.family import registered
 from fusepass.codegen.schedule.overrides import ScheduleOverrides
-from fusepass.codegen.search.apart import Answer, Order, packed, unpacked
+from fusepass.codegen.search.apart import GENERATION, Answer, Order, packed, unpacked
 from fusepass.codegen.search.candidate import CandidateSpec
 from fusepass.codegen.search.others import Begin
 from fusepass.codegen.search.space import anchor_cost, is_precise, search_space
-from fusepass.codegen.search.workers import PATIENCE, Lost, can_start, workers
 from fusepass.codegen.search.worth import AnchorCost
+from fusepass.codegen.workers import PATIENCE, Lost, can_start, workers
 from fusepass.config import Config, current
 from fusepass.progress import tell
 
@@ -59,7 +59,7 @@ def prepare(operators: int) -> None:
     will be."""
     most = _most(current(), operators // _OPERATORS)
     if most and not records.any_in(folders.REGIONS):
-        workers().start(most)
+        workers(GENERATION).start(most)
 
 
 def generate_all(works: Sequence[Work], forms: Forms, begin: Begin, *, seconds_left: float) -> None:
@@ -171,7 +171,7 @@ class _Beside:
             order, kept = packed(Order(work.common, wanted[0], facts, wanted[1], vars(current())), _OF_TORCH)
         except Exception:  # which this process meets where it generates the region, and tells
             return
-        self._given[id(work)] = workers().submit(order, self._most), kept
+        self._given[id(work)] = workers(GENERATION).submit(order, self._most), kept
 
     def _done(self, waiting: Sequence[Work]) -> int | None:
         """The number of one of `waiting` that others have done."""
@@ -206,7 +206,7 @@ class _Beside:
         """Leave nothing to others any more; if none could be started, the first of `works` says so."""
         for future, _ in self._given.values():
             future.cancel()
-        if self._most and works and (trouble := workers().told_trouble()) is not None:
+        if self._most and works and (trouble := workers(GENERATION).told_trouble()) is not None:
             works[0].alone = works[0].alone or trouble
 
 

@@ -32,16 +32,30 @@ extern "C" int fusepass_doctor(const float* in, float* out, void*) {
     return 0;
 }
 """
+# As templates/cuda/library.cu.j2 has it, which is what NVRTC needs.
 _CUDA_TEXT = """\
-#include <cuda_runtime.h>
+#include "fp_launch.cuh"
 
-__global__ void twice(const float* in, float* out) {
+namespace {
+
+__global__ void __launch_bounds__(256) twice(
+    const float* __restrict__ in,
+    float* __restrict__ out)
+{
     out[blockIdx.x * 256 + threadIdx.x] = 2 * in[blockIdx.x * 256 + threadIdx.x];
 }
 
-extern "C" int fusepass_doctor(const float* in, float* out, void* stream) {
-    twice<<<4, 256, 0, static_cast<cudaStream_t>(stream)>>>(in, out);
-    return cudaGetLastError();
+}  // namespace
+
+extern "C" int fusepass_doctor(
+    void* in,
+    void* out,
+    void* stream)
+{
+    fp::launch<twice>(4, 256, 0, stream,
+        static_cast<const float*>(in),
+        static_cast<float*>(out));
+    return static_cast<int>(cudaGetLastError());
 }
 """
 
@@ -107,7 +121,7 @@ def diagnose(*, environment: bool = False) -> Diagnosis:
         Check("torch", True, f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         _compiler("C++ compiler", toolchain.cxx),
         _ninja(),
-        _nvcc(),
+        _cuda_compiler(),
         _cache(),
         _kernel(Target.CPU, torch.device("cpu")),
         _calls(),
@@ -125,19 +139,17 @@ def _compiler(name: str, find: Callable[[], toolchain.Compiler]) -> Check:
         return _failed(name, error)
 
 
-def _nvcc() -> Check:
-    check = _compiler("nvcc", toolchain.nvcc)
+def _cuda_compiler() -> Check:
+    check = _compiler("CUDA compiler", toolchain.cuda_compiler)
     if check.ok:
         return _of_torch(check)
-    if (library := toolchain.nvrtc()) is not None:
-        return Check(check.name, True, f"{check.found}; {library.version()} serves: {library.path}")
     if torch.cuda.is_available():
         return check
     return Check(check.name, True, f"{check.found} (not needed without a GPU)")
 
 
 def _of_torch(nvcc: Check) -> Check:
-    """The check of an nvcc that runs; it fails where PyTorch refuses to build with that: its CUDA has another major version."""
+    """The check of a compiler that runs; it fails for an nvcc with which PyTorch refuses to build: its CUDA has another major version."""
     release = re.search(r"release (\d+)\.", nvcc.found)
     wanted = (torch.version.cuda or "").partition(".")[0]
     if release is None or not wanted or release[1] == wanted:
@@ -165,11 +177,16 @@ def _cache() -> Check:
     return Check("cache", True, f"{found}, {damaged} damaged" if damaged else found)
 
 
+def _source(target: Target, arch: str) -> Source:
+    """``out[i] = 2 * in[i]``."""
+    text, headers = (_CUDA_TEXT, ("fp_launch.cuh",)) if target is Target.CUDA else (_CPU_TEXT, ())
+    return Source("doctor", "fusepass_doctor", target, text, headers, arch)
+
+
 def _kernel(target: Target, device: torch.device) -> Check:
     """Build and run ``out[i] = 2 * in[i]`` on `device`."""
     name = f"{target.name} kernel"
-    text = _CUDA_TEXT if target is Target.CUDA else _CPU_TEXT
-    source = Source("doctor", "fusepass_doctor", target, text, (), device_facts(device).arch)
+    source = _source(target, device_facts(device).arch)
     start = time.perf_counter()
     try:
         with cache_folders.stage(Path(tempfile.gettempdir()), cache_folders.OWN) as fresh, override(cache_dir=fresh):

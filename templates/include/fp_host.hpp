@@ -1,13 +1,11 @@
-// Launches of kernels that are in a cubin (codegen/nvrtc.py): CUDA's functions that take a kernel, for an empty function that stands for it.
+// Launches of kernels that are in a cubin (codegen/nvrtc.py): what stands for a kernel is a pointer to an object that knows its name there.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#define __global__ static
 #define __grid_constant__
-#define __launch_bounds__(...)
 #define FP_HOST
 
 // The file becomes part of the library.
@@ -16,55 +14,46 @@
     extern "C" __attribute__((visibility("hidden"))) const char fp_image[];                        \
     const void* const fp::image = fp_image;
 
+// `NAME` stands for the kernel that the cubin calls `LOWERED`.
+#define FP_KERNEL(NAME, LOWERED, ...) \
+    fp::Kernel<void(__VA_ARGS__)> NAME##_named = {{LOWERED, nullptr}}; \
+    constexpr auto* NAME = &NAME##_named;
+
 namespace fp {
 
 struct half;
 struct bfloat16;
 
 struct Named {
-    void* function;
     const char* name;
+    cudaKernel_t kernel;
 };
-extern const Named kernels[] __attribute__((visibility("hidden")));
+
+template <typename Parameters>
+struct Kernel : Named {};
+template <typename... Parameters>
+using KernelOf = Kernel<void(Parameters...)>*;
+
 extern const void* const image __attribute__((visibility("hidden")));
 
-// The cubin, loaded once. Not inline: what such a function keeps would be one for all libraries of a process.
+// The cubin. Threads that ask at the same time load it twice, and one of them is in vain. Not inline: what such a function keeps would be one
+// for all libraries of a process.
 static cudaLibrary_t library() {
-    static const cudaLibrary_t library = [] {
-        cudaLibrary_t loaded = nullptr;
-        cudaLibraryLoadData(&loaded, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
-        return loaded;
-    }();
-    return library;
+    static cudaLibrary_t loaded;
+    cudaLibrary_t known = __atomic_load_n(&loaded, __ATOMIC_ACQUIRE), own = nullptr;
+    if (known != nullptr || cudaLibraryLoadData(&own, image, nullptr, nullptr, 0, nullptr, nullptr, 0) != cudaSuccess) return known;
+    if (__atomic_compare_exchange_n(&loaded, &known, own, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return own;
+    cudaLibraryUnload(own);
+    return known;
 }
 
-// What CUDA knows the kernel by that `Kernel` stands for, on every device; null where the cubin cannot be loaded: then a launch fails.
-template <auto Kernel>
-void* found() {
-    static void* const kernel = [] {
-        const Named* named = kernels;
-        while (named->function != reinterpret_cast<void*>(Kernel)) ++named;
-        cudaKernel_t kernel = nullptr;
-        cudaLibraryGetKernel(&kernel, library(), named->name);
-        return static_cast<void*>(kernel);
-    }();
-    return kernel;
-}
-
-template <typename... Parameters, typename Use, typename... Arguments>
-cudaError_t with_pointers(void (*)(Parameters...), const Use& use, Arguments... arguments) {
-    const auto launch = [&use](Parameters... exact) {
-        void* pointers[] = {const_cast<void*>(static_cast<const void*>(&exact))...};
-        return use(pointers);
-    };
-    return launch(arguments...);
-}
-
-// Launches the kernel that `Kernel` stands for. Arguments become what it takes.
-template <auto Kernel, typename... Arguments>
-cudaError_t launch_on_device(cudaLaunchConfig_t& config, Arguments... arguments) {
-    const auto launch = [&config](void** pointers) { return cudaLaunchKernelExC(&config, found<Kernel>(), pointers); };
-    return with_pointers(Kernel, launch, arguments...);
+// What CUDA knows the kernel by, on every device; null where the cubin cannot be loaded: then a launch fails.
+static void* found(Named* named) {
+    cudaKernel_t kernel = __atomic_load_n(&named->kernel, __ATOMIC_ACQUIRE);
+    if (kernel == nullptr && cudaLibraryGetKernel(&kernel, library(), named->name) == cudaSuccess) {
+        __atomic_store_n(&named->kernel, kernel, __ATOMIC_RELEASE);
+    }
+    return static_cast<void*>(kernel);
 }
 
 }  // namespace fp

@@ -15,21 +15,23 @@ struct alignas(64) TensorMap {
 // Describes, in `map`, a matrix from `base` on: `sizes` numbers along three dimensions, the first of neighbours; `strides` numbers lead to the next
 // element of the others. A box has `box` numbers along the first two. It comes in rows of 128 bytes whose chunks of 16 bytes lie as
 // fp_wgmma_rows.cuh says, with zeros beyond the ends. Returns 0, or a cudaError_t: then nothing may be launched with it.
-inline int describe(TensorMap& map, const void* base, const uint64_t (&sizes)[3], const uint64_t (&strides)[2], const uint32_t (&box)[2]) {
+static inline int describe(TensorMap& map, const void* base, const uint64_t (&sizes)[3], const uint64_t (&strides)[2], const uint32_t (&box)[2]) {
     // As in cuda.h, which the runtime's headers do not need.
     using Encode = int (*)(TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int);
     constexpr int sixteen_bits = 1, in_order = 0, swizzled = 3, two_sectors = 2, zeros = 0;  // CU_TENSOR_MAP_*
-    static const Encode encode = [] {
-        void* found = nullptr;
+    static void* known;  // by threads that ask at the same time, too: they find the same
+    void* found = __atomic_load_n(&known, __ATOMIC_ACQUIRE);
+    if (found == nullptr) {
         cudaDriverEntryPointQueryResult status;
 #if CUDART_VERSION >= 12050
         const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
 #else
         const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &status);
 #endif
-        return reinterpret_cast<Encode>(error == cudaSuccess && status == cudaDriverEntryPointSuccess ? found : nullptr);
-    }();
-    if (encode == nullptr) return cudaErrorNotSupported;
+        if (error != cudaSuccess || status != cudaDriverEntryPointSuccess || found == nullptr) return cudaErrorNotSupported;
+        __atomic_store_n(&known, found, __ATOMIC_RELEASE);
+    }
+    const auto encode = reinterpret_cast<Encode>(found);
     const uint64_t apart[2] = {strides[0] * 2, strides[1] * 2};
     const uint32_t boxes[3] = {box[0], box[1], 1}, steps[3] = {1, 1, 1};
     const int status = encode(

@@ -134,10 +134,10 @@ def test_a_compiler_that_does_not_run(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_source_that_does_not_compile_leaves_the_others_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     load_inline = build._load_inline
 
-    def broken(source: Any, key: str, directory: Path) -> Path:
-        if "tanh(" in source.text:
-            raise fusepass.errors.BuildError(f"{source.name} does not compile for {source.arch}")
-        return load_inline(source, key, directory)
+    def broken(sources: Any, key: str, directory: Path) -> Path:
+        if any("tanh(" in source.text for source in sources):
+            raise fusepass.errors.BuildError(f"{sources[0].name} does not compile for {sources[0].arch}")
+        return load_inline(sources, key, directory)
 
     monkeypatch.setattr(build, "_load_inline", broken)
     optimised = fusepass.optimize(make_model())

@@ -13,7 +13,9 @@ import textwrap
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from fusepass.codegen.build import build, build_all, load
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.source import Source, Target
+from fusepass.codegen.units import joined
 from fusepass.config import override
 from fusepass.errors import BuildError
 from tests.support import precompiled
@@ -94,7 +97,7 @@ def test_a_built_library_needs_no_torch() -> None:
 
 @pytest.mark.usefixtures("directory")
 def test_the_linker_reads_no_library_of_torch(tmp_path: Path) -> None:
-    library = builds._load_inline(scale(3), 16 * "0", tmp_path)
+    library = builds._load_inline([scale(3)], 16 * "0", tmp_path)
     (flags,) = re.findall(r"^ldflags = (.*)", (tmp_path / "build.ninja").read_text(), re.MULTILINE)
     named = re.findall(r"-l((?:c10|torch)\w*)", flags)
     first = re.findall(r"-L(\S+)", flags)[0]
@@ -120,7 +123,7 @@ def test_as_many_are_built_at_once_as_there_are_jobs(jobs: int, monkeypatch: pyt
     lock, at_once, most = threading.Lock(), 0, 0
     all_there = threading.Barrier(jobs)
 
-    def slow(_: Source, __: str, directory: Path) -> Path:
+    def slow(_: Sequence[Source], __: str, directory: Path) -> Path:
         nonlocal at_once, most
         with lock:
             at_once += 1
@@ -153,10 +156,10 @@ def test_a_build_goes_on_beside_what_else_is_done(monkeypatch: pytest.MonkeyPatc
     """What was begun is not built again; with one job nothing is begun."""
     real, built, begun = builds._load_inline, [], threading.Event()
 
-    def logged(source: Source, key: str, directory: Path) -> Path:
-        built.append(source.text)
+    def logged(sources: Sequence[Source], key: str, directory: Path) -> Path:
+        built.append(joined(sources).text)
         begun.set()
-        return real(source, key, directory)
+        return real(sources, key, directory)
 
     monkeypatch.setattr(builds, "_load_inline", logged)
     with override(jobs=1):
@@ -243,33 +246,46 @@ def test_pip_s_toolkit_builds_what_loads(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     launch = 'extern "C" int launched() { k<<<1, 1>>>(nullptr); return cudaGetLastError(); }\n'
     source = cuda("p[0] = p[1];")
-    library = build(dataclasses.replace(source, text=source.text + launch))
+    with override(cuda_compiler="nvcc"):
+        library = build(dataclasses.replace(source, text=source.text + launch))
     assert load(library, "launched", 0)(None) != 0 or torch.cuda.is_available()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("directory")
-def test_a_cuda_library_computes_on_the_stream_it_is_given() -> None:
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_a_cuda_library_computes_on_the_stream_it_is_given(compiler: Any) -> None:
     text = """\
-#include <cuda_fp16.h>
-__global__ void scale(const __half* in, __half* out) {
-    out[threadIdx.x] = __float2half(__half2float(in[threadIdx.x]) * 3.f + 1.f);
+#include "fp_launch.cuh"
+
+namespace {
+
+__global__ void __launch_bounds__(1024) scale(
+    const float* __restrict__ in,
+    float* __restrict__ out)
+{
+    out[threadIdx.x] = in[threadIdx.x] * 3.f + 1.f;
 }
-extern "C" int run(const __half* in, __half* out, void* stream) {
-    scale<<<1, 1000, 0, static_cast<cudaStream_t>(stream)>>>(in, out);
+
+}  // namespace
+
+extern "C" int run(void* in, void* out, void* stream)
+{
+    fp::launch<scale>(1, 1000, 0, stream, static_cast<const float*>(in), static_cast<float*>(out));
     return cudaGetLastError();
 }
 """
     facts = device_facts(torch.device("cuda"))
-    source = Source("scale", "run", Target.CUDA, text, (), facts.arch)
-    run = load(build(source), "run", arguments=2)
-    given = torch.arange(1000, device="cuda", dtype=torch.float16) / 4
+    source = Source("scale", "run", Target.CUDA, text, ("fp_launch.cuh",), facts.arch)
+    with override(cuda_compiler=compiler):
+        run = load(build(source), "run", arguments=2)
+    given = torch.arange(1000, device="cuda", dtype=torch.float32) / 4
     out = torch.zeros_like(given)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     assert run(given.data_ptr(), out.data_ptr(), stream.cuda_stream) == 0
     stream.synchronize()
-    assert torch.equal(out, (3 * given.double() + 1).half())
+    assert torch.equal(out, 3 * given + 1)
 
 
 @pytest.mark.gpu
@@ -404,11 +420,11 @@ def test_the_doctor_builds_and_runs_a_kernel() -> None:
         "torch",
         "C++ compiler",
         "ninja",
-        "nvcc",
+        "CUDA compiler",
         "cache",
         "CPU kernel",
     ]
-    assert "ok  CPU kernel    built in" in str(diagnosis)
+    assert "ok  CPU kernel     built in" in str(diagnosis)
     assert cache.entries() == [], "the doctor's kernel does not stay"
 
 

@@ -379,7 +379,7 @@ def test_doctor_adds_what_pytorch_says_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "get_pretty_env_info", lambda: "PyTorch version: of this machine")
-    for name in ("_kernel", "_nvcc", "_cache", "_calls"):
+    for name in ("_kernel", "_cuda_compiler", "_cache", "_calls"):
         monkeypatch.setattr(doctor, name, lambda *_: doctor.Check("left out", True, ""))
     assert main.main(["doctor", "--environment"]) == 0
     assert capsys.readouterr().out.endswith("\n\nPyTorch version: of this machine\n")

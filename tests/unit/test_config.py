@@ -173,7 +173,7 @@ def test_an_override_out_of_range_is_refused_and_not_kept(options: dict[str, int
     [
         ("cuda_graphs", "yes", "True, False, auto"), ("debug", 1, "True, False"), ("progress", 0, "True, False, None"),
         ("jobs", 1.5, "a whole number from 1 on"), ("workers", -1, "a whole number from 0 on, or None"), ("algebra", "fast", "off, safe, finite"), ("rounding", "never", "fused, eager"),
-        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("cuda_compiler", "gcc", "nvcc, nvrtc"),
+        ("tune", "slow", "off, fast, max"), ("training", True, "fused, eager"), ("methods", "all", "original, fused"), ("cuda_compiler", "gcc", "auto, nvcc, nvrtc"),
         ("disable", 3, "names of rules and patterns"), ("cache_dir", None, "a path"),
         ("dump", 3, "a path, or None"), ("memory_budget", 1.5, "a number from 0 to 1"), ("memory_budget", True, "a number from 0 to 1"),
         ("tune_budget", -1, "a number of seconds"), ("tune_budget", math.nan, "a number of seconds"), ("tune_budget", "5", "a number of seconds"),

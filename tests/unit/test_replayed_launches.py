@@ -51,9 +51,8 @@ static int arguments_of(void* kernel);
 int cudaGetLastError() { return 0; }
 int cudaGetDevice(int* number) { *number = device; return 0; }
 int cudaFuncSetAttribute(void*, int, int) { return 0; }
-template <typename Kernel> int cudaFuncSetAttribute(Kernel, int, int) { return 0; }
 int cudaDeviceGetAttribute(int* value, int, int) { *value = 2; return 0; }
-template <typename Kernel> int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* value, Kernel, int, int) { *value = 2; return 0; }
+int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* value, void*, int, int) { *value = 2; return 0; }
 int cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
     *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return 0;
@@ -64,9 +63,8 @@ int cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
     *mode = cudaStreamCaptureMode(before);
     return 0;
 }
-template <typename... Arguments>
-int cudaLaunchKernelEx(cudaLaunchConfig_t*, void (*)(Arguments...), Arguments... arguments) {
-    (got.push_back(arguments), ...);
+int cudaLaunchKernelExC(cudaLaunchConfig_t*, void* kernel, void** arguments) {
+    for (int i = 0; i < arguments_of(kernel); ++i) got.push_back(*static_cast<void**>(arguments[i]));
     ++launched;
     return 0;
 }

@@ -35,6 +35,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(toolchain, "_pip_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: None)
     return folder
 
 

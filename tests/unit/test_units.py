@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = builds._load_inline
 
-    def noted(source: Source, key: str, where: Path) -> Path:
-        names.append(source.name)
-        return real(source, key, where)
+    def noted(sources: Sequence[Source], key: str, where: Path) -> Path:
+        names.append(joined(sources).name)
+        return real(sources, key, where)
 
     monkeypatch.setattr(builds, "_load_inline", noted)
     return names
@@ -112,11 +113,11 @@ def test_one_that_does_not_compile_takes_no_other_with_it(directory: Path) -> No
 def test_what_is_begun_waits_and_is_built_together(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, all_there, compiled = threading.Event(), threading.Event(), []
 
-    def noted(source: Source, _: str, where: Path) -> Path:
-        compiled.append(source.name)
+    def noted(sources: Sequence[Source], _: str, where: Path) -> Path:
+        compiled.append(joined(sources).name)
         begun.set()
         assert all_there.wait(60)
-        (where / "made.so").write_bytes(source.text.encode())
+        (where / "made.so").write_bytes(joined(sources).text.encode())
         return where / "made.so"
 
     monkeypatch.setattr(builds, "_load_inline", noted)
@@ -217,9 +218,6 @@ def test_what_cannot_share_a_unit_does_not() -> None:
     queue = Queue(1, mixed)
     assert queue.begin()
     assert [sorted(unit) for unit in queue.units()] == [["0", "3"], ["1"], ["2"]]
-    apart = Queue(1, waiting(3), together=False)
-    assert apart.begin()
-    assert [len(unit) for unit in apart.units()] == [1, 1, 1]
 
 
 # ---- what the cache keeps

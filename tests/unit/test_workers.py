@@ -25,12 +25,13 @@ from examples.small_products import SmallProducts
 from fusepass.autotune import generation, schedules
 from fusepass.autotune.work import Work
 from fusepass.capture.trace import Captured, capture
+from fusepass.codegen import workers as pool
 from fusepass.codegen.detect import taken_for
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.render.cuda.family import register, unregister
-from fusepass.codegen.search import workers as pool
-from fusepass.codegen.search.workers import Workers, workers
+from fusepass.codegen.search.apart import GENERATION
+from fusepass.codegen.workers import Workers, workers
 from fusepass.compile import pipeline
 from fusepass.config import Config, current, override
 from fusepass.errors import FusepassWarning
@@ -92,7 +93,7 @@ def is_worker(process: int) -> bool:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"fusepass.codegen.search.workers" in command or not command  # a zombie has none
+    return b"serving.py" in command or not command  # a zombie has none
 
 
 def until(there: Callable[[], Any]) -> None:
@@ -104,7 +105,7 @@ def until(there: Callable[[], Any]) -> None:
 
 def ready(most: int) -> None:
     """Wait until workers are there: from then on they take tasks as soon as these are given."""
-    futures = [workers().submit(b"no task", most) for _ in range(4 * most)]
+    futures = [workers(GENERATION).submit(b"no task", most) for _ in range(4 * most)]
     for future in futures:
         assert isinstance(future.exception(SECONDS), pool.Failed)
     until(lambda: len(processes()) == most)
@@ -184,7 +185,7 @@ def test_beside_the_program_workers_give_way_to_it() -> None:
         fused(x)
         assert fused.wait(SECONDS)
         torch.testing.assert_close(fused(x), model(x))
-    assert pool._pools.keys() == {True}
+    assert pool._pools.keys() == {(GENERATION, True)}
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + pool._NICENESS, 19)
     until(processes)
     until(lambda: all(os.getpriority(os.PRIO_PROCESS, each) == niceness for each in processes()))
@@ -236,13 +237,15 @@ def test_a_worker_that_hangs_is_ended_and_its_region_generated_here(monkeypatch:
 
 
 @pytest.mark.invariant(59)
-def test_workers_that_cannot_start_are_told_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_PROGRAM", "# fusepass.codegen.search.workers\nraise SystemExit('no such module')")
+def test_workers_that_cannot_start_are_told_and_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "serving.py"
+    broken.write_text("raise SystemExit('no such module')")
+    monkeypatch.setattr(pool, "_PROGRAM", str(broken))
     for _ in range(pool.MOST_FAILURES):
-        workers().submit(b"", 1).cancel()
-        until(lambda: not workers()._serving)
-    assert not workers().submit(b"", 1).running()
-    assert not workers()._serving
+        workers(GENERATION).submit(b"", 1).cancel()
+        until(lambda: not workers(GENERATION)._serving)
+    assert not workers(GENERATION).submit(b"", 1).running()
+    assert not workers(GENERATION)._serving
     report = lost(Net().eval(), torch.rand(2, 32, 8, 8))
     assert [each.reason for each in report.fallbacks] == [
         "a worker that was to start ended with status 1: no such module"
@@ -251,10 +254,12 @@ def test_workers_that_cannot_start_are_told_and_given_up(monkeypatch: pytest.Mon
 
 def test_workers_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "IDLE", 0.1)
-    workers().submit(b"", 2).exception(SECONDS)
-    until(lambda: not processes() and not workers()._serving)
+    workers(GENERATION).submit(b"", 2).exception(SECONDS)
+    until(lambda: not processes() and not workers(GENERATION)._serving)
     assert not pool._sockets
-    assert isinstance(workers().submit(b"", 1).exception(SECONDS), pool.Failed)  # another one starts when there is
+    assert isinstance(
+        workers(GENERATION).submit(b"", 1).exception(SECONDS), pool.Failed
+    )  # another one starts when there is
 
 
 def test_the_memory_of_workers_is_bounded() -> None:
@@ -323,7 +328,8 @@ from pathlib import Path
 import torch
 from torch import nn
 import fusepass
-from fusepass.codegen.search import workers
+from fusepass.codegen import workers
+from fusepass.codegen.search.apart import GENERATION
 
 print("main")
 class Net(nn.Module):
@@ -332,7 +338,7 @@ class Net(nn.Module):
 
 def ready():
     try:
-        workers.workers().submit(b"no task", 2).result(60)
+        workers.workers(GENERATION).submit(b"no task", 2).result(60)
     except workers.Failed:
         pass
     while True:
@@ -423,7 +429,8 @@ def test_a_process_that_was_forked_keeps_no_worker_and_has_its_own(tmp_path: Pat
 def test_threads_share_workers() -> None:
     results: list[BaseException | None] = []
     threads = [
-        threading.Thread(target=lambda: results.append(workers().submit(b"", 2).exception(SECONDS))) for _ in range(8)
+        threading.Thread(target=lambda: results.append(workers(GENERATION).submit(b"", 2).exception(SECONDS)))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -438,7 +445,7 @@ def test_a_worker_has_no_torch() -> None:
     text = """
         import sys
         sys.modules["torch"] = None
-        import fusepass.codegen.search.workers, fusepass.codegen.search.apart, fusepass.codegen.render.cuda.families
+        import fusepass.codegen.serving, fusepass.codegen.search.apart, fusepass.codegen.render.cuda.families
         print("there")
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""Processes beside this one that generate code: started when there is work for them, gone when there is none or this process ends.
+"""Processes beside this one that generate code, or compile it: started when there is work for them, gone when there is none or this process ends.
 
 `concurrent.futures.ProcessPoolExecutor` serves neither way that it starts processes: a fork copies CUDA and locks that other threads hold, and a
-spawned process imports the user's `__main__`, whether that has a guard or not. These import what they need of this package, no torch, and have
-one end of a socket; when the other end closes, they end.
+spawned process imports the user's `__main__`, whether that has a guard or not. These run `fusepass.codegen.serving`, have no torch, and have one end
+of a socket; when the other end closes, they end.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
 from fusepass import background
+from fusepass.codegen.serving import GOOD
 
 _log = logging.getLogger(__name__)
 
@@ -30,27 +31,39 @@ IDLE = 15.0
 """Seconds without work after which a worker ends."""
 
 PATIENCE = 20.0
-"""Seconds that a worker may take to start, and for one task: else it is ended. Most take a tenth of a second."""
+"""Seconds that a worker may take to start, and for a task whose time is bounded: else it is ended. Most take a tenth of a second."""
 
 MEMORY = 2 << 30
-"""Bytes of address space that a worker may have."""
+"""Bytes of address space that a worker may have whose tasks are bounded."""
 
 MOST_FAILURES = 4
-"""Workers that may be lost until none is started any more."""
+"""Workers that may fail to start, or be lost with a bounded task, until none is started any more."""
 
 _LOOK = 0.5  # seconds
-_GOOD = b"\0"  # before an answer; no other text begins with it
+_SOON = 0.1  # seconds
 _NICENESS = 10  # of those that work beside the program, as of compilers
-_PROGRAM = """\
-import sys
-socket, niceness, sys.path[:] = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-from fusepass.codegen.search.workers import serve
-serve(socket, niceness)
-"""
+_PROGRAM = str(Path(__file__).with_name("serving.py"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What workers do.
+
+    Attributes:
+        function: what answers a task, see `fusepass.codegen.serving.serve`.
+        bounded: whether a task has `PATIENCE` and `MEMORY`, and not what it needs.
+    """
+
+    function: str
+    bounded: bool = True
 
 
 class Lost(Exception):
     """A worker ended, hangs, or did not start; the text says which."""
+
+
+class Unavailable(Exception):
+    """No worker can be started; the text says why."""
 
 
 class Failed(Exception):
@@ -61,14 +74,15 @@ class Workers:
     """Some processes and their tasks. Threads may share it.
 
     Args:
+        kind: what they do.
         niceness: of the processes.
     """
 
-    def __init__(self, niceness: int) -> None:
-        self._niceness = niceness
+    def __init__(self, kind: Kind, niceness: int) -> None:
+        self._kind, self._niceness = kind, niceness
         self._tasks: SimpleQueue[tuple[Future[bytes], bytes] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._serving = 0
+        self._serving = self._asking = 0
         self._failures = 0
         self._trouble: str | None = None
 
@@ -93,6 +107,31 @@ class Workers:
         self.start(most)
         return future
 
+    def ask(self, task: bytes) -> bytes:
+        """What a worker makes of `task`, of as many as are asked at the same time. Waits for it.
+
+        Raises:
+            Lost: the worker ended.
+            Unavailable: there is none.
+            Failed: the task fails.
+            Stopped: the process ends, with jobs beside the program (`fusepass.background`).
+        """
+        with self._lock:
+            self._asking += 1
+        try:
+            future = self.submit(task, self._asking)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    return future.result(_SOON)
+                if background.ending():
+                    raise background.Stopped
+                self.start(self._asking)  # one that was there may just have ended, with nothing to do
+                if not self._serving and future.cancel():
+                    raise Unavailable(self.told_trouble() or "no worker is started any more")
+        finally:
+            with self._lock:
+                self._asking -= 1
+
     def end(self) -> None:
         """Have the processes end behind what they were given."""
         with self._lock:
@@ -109,7 +148,7 @@ class Workers:
         worker: _Worker | None = None
         asked: Future[bytes] | None = None
         try:
-            worker = _Worker(self._niceness)
+            worker = _Worker(self._kind, self._niceness)
             while True:
                 given = self._tasks.get(timeout=IDLE)
                 if given is None:
@@ -128,7 +167,7 @@ class Workers:
             reason = str(error) if isinstance(error, Lost) else f"a worker cannot be started: {error}"
             _log.info("%s", reason)
             with self._lock:
-                self._failures += 1
+                self._failures += worker is None or self._kind.bounded
             if asked is not None:
                 asked.set_exception(Lost(reason))
             else:
@@ -148,12 +187,14 @@ class _Worker:
         OSError: it cannot be.
     """
 
-    def __init__(self, niceness: int) -> None:
+    def __init__(self, kind: Kind, niceness: int) -> None:
+        self._kind = kind
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
         self._socket, theirs = Pipe()
         _sockets.update((self._socket, theirs))
-        path = [str(Path(__file__).parents[3]), *map(os.path.abspath, sys.path)]
-        command = [sys.executable, "-S", "-c", _PROGRAM, str(theirs.fileno()), str(niceness), *path]
+        path = [str(Path(__file__).parents[2]), *map(os.path.abspath, sys.path)]
+        how = [theirs.fileno(), niceness, MEMORY if kind.bounded else 0, kind.function]
+        command = [sys.executable, "-S", "-P", _PROGRAM, *map(str, how), *path]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._words, cwd="/",
@@ -178,6 +219,7 @@ class _Worker:
             Lost: it ended, or takes too long.
             Failed: the task fails.
         """
+        bounded = task is None or self._kind.bounded
         until, what = time.monotonic() + PATIENCE, "start" if task is None else "work"
         try:
             if task is not None:
@@ -185,12 +227,12 @@ class _Worker:
             while not self._socket.poll(_LOOK):
                 if self._process.poll() is not None:
                     raise EOFError
-                if time.monotonic() > until:
+                if bounded and time.monotonic() > until:
                     raise Lost(f"a worker took more than {PATIENCE:g} s to {what}")
             answer = self._socket.recv_bytes()
         except (EOFError, OSError):
             raise Lost(f"a worker that was to {what} {self._last_words()}") from None
-        if answer[:1] != _GOOD:
+        if answer[:1] != GOOD:
             raise Failed(answer.decode())
         return answer[1:]
 
@@ -213,16 +255,16 @@ class _Worker:
         return f"ended with status {self._process.returncode}{': ' if said else ''}{said}"
 
 
-_pools: dict[bool, Workers] = {}
+_pools: dict[tuple[Kind, bool], Workers] = {}
 _sockets: set[Connection] = set()
 _pools_lock = threading.Lock()
 
 
-def workers() -> Workers:
+def workers(kind: Kind) -> Workers:
     """Those of this process; others for what is compiled beside the program, which give way to it."""
     beside = background.active()
     with _pools_lock:
-        return _pools.setdefault(beside, Workers(_NICENESS if beside else 0))
+        return _pools.setdefault((kind, beside), Workers(kind, _NICENESS if beside else 0))
 
 
 def can_start() -> bool:
@@ -242,28 +284,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def serve(socket: int, niceness: int) -> None:
-    """Do what comes through `socket`, in a worker; ends with it, in the midst of a task too."""
-    from fusepass.codegen.search.apart import answer_packed
-
-    os.nice(niceness)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    connection, tasks = Connection(socket), SimpleQueue[bytes]()
-    threading.Thread(target=_read, args=(connection, tasks), daemon=True).start()
-    connection.send_bytes(_GOOD)
-    while True:
-        try:
-            answer = _GOOD + answer_packed(tasks.get())
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}".encode()
-        connection.send_bytes(answer)
-
-
-def _read(connection: Connection, tasks: SimpleQueue[bytes]) -> None:
-    try:
-        while True:
-            tasks.put(connection.recv_bytes())
-    except (EOFError, OSError):
-        os._exit(0)
