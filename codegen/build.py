@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fusepass import background
-from fusepass.codegen import cache, cache_entry, cache_folders, toolchain
+from fusepass.codegen import cache, cache_entry, cache_folders, cubins, toolchain
 from fusepass.codegen.key import cache_keys
 from fusepass.codegen.source import Source, Target
 from fusepass.codegen.units import Queue, joined
@@ -425,14 +425,12 @@ def _cpu_inputs(sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _cuda_inputs(sources: Sequence[Source], directory: Path) -> dict[str, Any]:
-    """The same: a source for nvcc, or one in C++ that launches what NVRTC compiles here and now."""
+    """The same: a source in C++ that launches a cubin, which is compiled here and now, or one for nvcc."""
     home, inputs = toolchain.cuda_home(), _cpu_inputs(sources)
     if (library := toolchain.versioned_cudart(home)) is not None:
         (directory / _UNUSED / "libcudart.so").symlink_to(library)
-    if toolchain.cuda_compiler().is_nvrtc:
-        from fusepass.codegen import nvrtc
-
-        inputs["cpp_sources"] = nvrtc.compiled(sources, directory)
+    if toolchain.launches_cubins():
+        inputs["cpp_sources"] = cubins.compiled(sources, directory)
         inputs["extra_cflags"] = [*toolchain.LAUNCHER_FLAGS]
         inputs["extra_ldflags"] += [f"-L{home}/lib64", f"-L{home}/lib", *toolchain.LAUNCHER_LINK_FLAGS]
         inputs["extra_include_paths"] += [str(home / "include"), str(directory)]

@@ -128,16 +128,16 @@ def package_key() -> str:
 
 
 def _translation(source: Source) -> dict[str, object]:
-    """What translates `source`: compilers and their environment, and what NVRTC is told and includes where it is one of them.
+    """What translates `source`: compilers and their environment, and what those of a cubin, and of what launches it, are told and include.
 
     Raises:
         BuildError: a compiler is not installed, or a header cannot be read.
     """
     made_of: dict[str, object] = {"identity": toolchain.identity(source.target)}
-    if source.target is Target.CUDA and toolchain.cuda_compiler().is_nvrtc:
+    if source.target is Target.CUDA and toolchain.launches_cubins():
         launcher = [*toolchain.LAUNCHER_FLAGS, *toolchain.LAUNCHER_LINK_FLAGS]
         made_of["flags"] = [*toolchain.nvrtc_flags(source.arch), *launcher]
-        made_of["headers"] = _digests(included("NVRTC", toolchain.NVRTC_HEADERS, ""))
+        made_of["headers"] = _digests(included("what launches", toolchain.LAUNCHER_HEADERS, ""))
     return made_of
 
 

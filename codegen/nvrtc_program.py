@@ -16,11 +16,13 @@ def answer(task: bytes) -> bytes:
 
 def compiled(
     library: str, text: str, kernels: Sequence[str], headers: Mapping[str, str], options: Sequence[str]
-) -> tuple[bytes, list[str], str]:
+) -> tuple[bytes, str]:
     """Compile `text`, which may include each of `headers` by its name, by the NVRTC at `library`.
 
+    Only `kernels` are kept, as nothing launches them.
+
     Returns:
-        The cubin, empty where it failed; what `kernels` are called in it; what NVRTC said.
+        The cubin, empty where it failed; what NVRTC said.
     """
     nvrtc, program = _loaded(library), ctypes.c_void_p()
 
@@ -31,24 +33,19 @@ def compiled(
         nvrtc[f"nvrtcGet{what}"](program, content)
         return content.raw
 
-    def lowered(kernel: str) -> str:
-        name = ctypes.c_char_p()
-        nvrtc.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(name))
-        return (name.value or b"").decode()
-
     status: int = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), text.encode(), b"kernels.cu", len(headers), _strings(headers.values()), _strings(headers)
     )
     if status:
-        return b"", [], f"a program cannot be made: {_error(nvrtc, status)}"
+        return b"", f"a program cannot be made: {_error(nvrtc, status)}"
     try:
         for kernel in kernels:
             nvrtc.nvrtcAddNameExpression(program, kernel.encode())
         status = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
         said = read("ProgramLog").decode(errors="replace").rstrip("\0")
         if status:
-            return b"", [], f"{_error(nvrtc, status)}\n{said}"
-        return read("CUBIN"), list(map(lowered, kernels)), said
+            return b"", f"{_error(nvrtc, status)}\n{said}"
+        return read("CUBIN"), said
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

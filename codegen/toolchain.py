@@ -42,11 +42,11 @@ CUDA_FLAGS = (
     "-D_GLIBCXX_BITS_SPECFUN_H=1",
 )
 
-# Of a C++ source that launches what NVRTC compiled.
+# Of a C++ source that launches what is in a cubin.
 LAUNCHER_FLAGS = ("-O1", "-std=c++17", "-fno-exceptions")
 # It needs nothing of C++'s library, and to read that takes the linker longer than all else.
 LAUNCHER_LINK_FLAGS = ("-nodefaultlibs", "-lcudart", "-lgcc", "-lc")
-NVRTC_HEADERS = ("fp_host.hpp", "fp_host_defines.h", "fp_standard.cuh")
+LAUNCHER_HEADERS = ("fp_host.hpp", "fp_host_defines.h", "fp_standard.cuh")
 """What such a source, or NVRTC, includes beside the generated source's own."""
 
 # Variables that change what the compilers do without being seen in the command.
@@ -203,6 +203,13 @@ def cuda_compiler() -> Compiler:
         if library is not None:
             return library
         raise
+
+
+def launches_cubins() -> bool:
+    """Whether CUDA's runtime, as that of CUDA 13 does, launches what is in a cubin; else nvcc compiles sources as a whole."""
+    import torch  # which processes that only generate do without
+
+    return int((torch.version.cuda or "0").partition(".")[0]) >= 13
 
 
 def cuda_home() -> Path:

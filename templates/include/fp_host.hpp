@@ -1,4 +1,4 @@
-// Launches of kernels that are in a cubin (codegen/nvrtc.py): what stands for a kernel is a pointer to an object that knows its name there.
+// Launches of kernels that are in a cubin (codegen/cubins.py): what stands for a kernel is a pointer to an object that knows its name there.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -49,9 +49,30 @@ extern "C" int run(const float* in, float* out, void*) {{
     return Source(name, "run", Target.CPU, text, (), "native")
 
 
-def cuda(body: str) -> Source:
-    text = f'#include <cuda_fp16.h>\n__global__ void k(__half* p) {{ {body} }}\nextern "C" int run() {{ return 0; }}\n'
-    return Source("kernel", "run", Target.CUDA, text, (), "sm_90")
+SCALE = """\
+#include "fp_launch.cuh"
+
+namespace {
+
+__global__ void __launch_bounds__(1024) scale(
+    const float* __restrict__ in,
+    float* __restrict__ out)
+{
+    out[threadIdx.x] = in[threadIdx.x] * 3.f + 1.f;
+}
+
+}  // namespace
+
+extern "C" int run(void* in, void* out, void* stream)
+{
+    fp::launch<scale>(1, 1000, 0, stream, static_cast<const float*>(in), static_cast<float*>(out));
+    return cudaGetLastError();
+}
+"""
+
+
+def cuda(arch: str) -> Source:
+    return Source("scale", "run", Target.CUDA, SCALE, ("fp_launch.cuh",), arch)
 
 
 def run(library: Path) -> torch.Tensor:
@@ -234,8 +255,8 @@ def test_ninja_and_compiler_need_not_be_on_the_path_as_torch_expects(
 @needs_nvcc
 @pytest.mark.usefixtures("directory")
 def test_a_torch_without_cuda_is_named() -> None:
-    with pytest.raises(BuildError, match=r"kernel needs CUDA, and this PyTorch .* has none"):
-        build(cuda("p[0] = p[1];"))
+    with pytest.raises(BuildError, match=r"scale needs CUDA, and this PyTorch .* has none"):
+        build(cuda("sm_90"))
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA")
@@ -244,39 +265,16 @@ def test_a_torch_without_cuda_is_named() -> None:
 def test_pip_s_toolkit_builds_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    launch = 'extern "C" int launched() { k<<<1, 1>>>(nullptr); return cudaGetLastError(); }\n'
-    source = cuda("p[0] = p[1];")
     with override(cuda_compiler="nvcc"):
-        library = build(dataclasses.replace(source, text=source.text + launch))
-    assert load(library, "launched", 0)(None) != 0 or torch.cuda.is_available()
+        library = build(cuda("sm_90"))
+    assert load(library, "run", 2)(None, None, None) != 0 or torch.cuda.is_available()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("directory")
 @pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
 def test_a_cuda_library_computes_on_the_stream_it_is_given(compiler: Any) -> None:
-    text = """\
-#include "fp_launch.cuh"
-
-namespace {
-
-__global__ void __launch_bounds__(1024) scale(
-    const float* __restrict__ in,
-    float* __restrict__ out)
-{
-    out[threadIdx.x] = in[threadIdx.x] * 3.f + 1.f;
-}
-
-}  // namespace
-
-extern "C" int run(void* in, void* out, void* stream)
-{
-    fp::launch<scale>(1, 1000, 0, stream, static_cast<const float*>(in), static_cast<float*>(out));
-    return cudaGetLastError();
-}
-"""
-    facts = device_facts(torch.device("cuda"))
-    source = Source("scale", "run", Target.CUDA, text, ("fp_launch.cuh",), facts.arch)
+    source = cuda(device_facts(torch.device("cuda")).arch)
     with override(cuda_compiler=compiler):
         run = load(build(source), "run", arguments=2)
     given = torch.arange(1000, device="cuda", dtype=torch.float32) / 4

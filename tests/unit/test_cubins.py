@@ -1,4 +1,4 @@
-"""Without nvcc: NVRTC takes what the generator emits, and the C++ compiler what launches it. Nothing is launched: that needs a device."""
+"""nvcc or, without it, NVRTC takes what the generator emits, and the C++ compiler what launches it. Nothing is launched: that needs a device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ from _pytest.mark import ParameterSet
 
 from benchmarks.layers import Workload
 from fusepass.cli import doctor
-from fusepass.codegen import nvrtc, nvrtc_program, toolchain
+from fusepass.codegen import cubins, nvrtc_program, toolchain
 from fusepass.codegen import workers as pool
 from fusepass.codegen.build import build, build_all, loaded
 from fusepass.codegen.device import DeviceFacts
@@ -46,15 +47,24 @@ def _cases() -> Iterator[ParameterSet]:
             yield pytest.param(group, workload, id=f"{group}-{workload.name}", marks=marks)
 
 
-@pytest.fixture(autouse=True)
-def _no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["nvrtc"])
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The one that there is: NVRTC, unless a test takes nvcc, too."""
+
     def missing() -> toolchain.Compiler:
         raise BuildError("no nvcc was found; install it")
 
-    monkeypatch.setattr(toolchain, "nvcc", missing)
+    name: str = request.param
+    if name == "nvrtc":
+        monkeypatch.setattr(toolchain, "nvcc", missing)
+    elif shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with override(cache_dir=tmp_path / "cache"):
-        yield
+    with override(cache_dir=tmp_path / "cache", cuda_compiler="auto" if name == "nvrtc" else name):
+        yield name
+
+
+by_both = pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"], indirect=True)
 
 
 def _first(group: str, name: str, facts: DeviceFacts) -> Source:
@@ -70,16 +80,18 @@ def kernels_of(host: str) -> dict[str, str]:
     return dict(re.findall(r'^FP_KERNEL\((\w+), "(\w+)"', host, re.MULTILINE))
 
 
+@by_both
 @pytest.mark.parametrize(("group", "workload"), list(_cases()))
 def test_a_source_compiles(group: str, workload: Workload, tmp_path: Path) -> None:
     """The first candidate of the first region of a workload."""
     source = _first(group, workload.name, DeviceFacts.h200())
-    host, image = nvrtc.compiled([source], tmp_path), (tmp_path / nvrtc.IMAGE).read_bytes()
+    host, image = cubins.compiled([source], tmp_path), (tmp_path / cubins.IMAGE).read_bytes()
     assert [*kernels_of(host)] == re.findall(r"^__global__ .*? (\w+)\($", source.text, re.MULTILINE)
-    assert all(name.encode() in image for name in kernels_of(host).values())
+    assert all(f".text.{name}\0".encode() in image for name in kernels_of(host).values())
     assert image.startswith(b"\x7fELF")
 
 
+@by_both
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 def test_a_library_has_the_entries_of_its_source(arch: str) -> None:
     source = _first("mission", "convt3d_batchnorm_submean", DeviceFacts.described(arch))
@@ -94,14 +106,16 @@ def test_a_library_has_the_entries_of_its_source(arch: str) -> None:
             assert function(*[None] * len(function.argtypes)) != 0, "there is no device that it could have run on"
 
 
+@by_both
 def test_what_does_not_compile_is_told(tmp_path: Path) -> None:
     source = _first("single", "to_channels_first", DeviceFacts.h200())
     broken = dataclasses.replace(source, text=source.text.replace("{\n    ", "{\n    undeclared();\n    ", 1))
-    with pytest.raises(BuildError, match="could not be compiled by NVRTC") as error:
+    with pytest.raises(BuildError, match="does not compile for sm_90") as error:
         build(broken)
     assert 'identifier "undeclared" is undefined' in error.value.stderr
 
 
+@by_both
 def test_sources_share_a_library_and_what_does_not_compile_is_told_apart(tmp_path: Path) -> None:
     facts = DeviceFacts.h200()
     sources = [_first("mission", "convt3d_batchnorm_submean", facts), _first("single", "to_channels_first", facts)]
@@ -134,12 +148,12 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
                 os.abort()
             return runpy.run_path({nvrtc_program.__file__!r})["answer"](task)
         """
-    monkeypatch.setattr(nvrtc, "COMPILATION", _file(tmp_path / "once.py", dies_once))
+    monkeypatch.setattr(cubins, "COMPILATION", _file(tmp_path / "once.py", dies_once))
     source = _first("single", "to_channels_first", DeviceFacts.h200())
     assert loaded(build(source))[source.entry]
     assert (tmp_path / "died").exists()
     monkeypatch.setattr(
-        nvrtc, "COMPILATION", _file(tmp_path / "ever.py", "import os\ndef answer(task):\n    os.abort()\n")
+        cubins, "COMPILATION", _file(tmp_path / "ever.py", "import os\ndef answer(task):\n    os.abort()\n")
     )
     for name in ("gelu_small", "gelu_large", "flip", "roll"):
         with pytest.raises(BuildError, match="by NVRTC: a worker that was to work ended with status -6"):
@@ -152,7 +166,7 @@ def test_where_no_worker_can_be_started_this_process_compiles(
 ) -> None:
     if how == "frozen":
         monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(nvrtc, "COMPILATION", _file(tmp_path / "broken.py", "raise SystemExit('it does not start')"))
+    monkeypatch.setattr(cubins, "COMPILATION", _file(tmp_path / "broken.py", "raise SystemExit('it does not start')"))
     source = _first("single", "to_channels_first", DeviceFacts.h200())
     assert loaded(build(source))[source.entry]
 
@@ -194,16 +208,16 @@ def test_a_program_that_ends_waits_for_no_compilation(tmp_path: Path) -> None:
         import os, pickle, time
         import torch
         from fusepass import background, override
-        from fusepass.codegen import nvrtc
+        from fusepass.codegen import cubins
         from fusepass.codegen.build import build
         from fusepass.codegen.workers import Kind
-        torch.version.cuda, nvrtc.COMPILATION = "13.0", {slow!r}
+        torch.version.cuda, cubins.COMPILATION = "13.0", {slow!r}
         source = pickle.loads(open({str(tmp_path / "source")!r}, "rb").read())
         with override(cuda_compiler="nvrtc"):
             background.start(background.Job("build", lambda: build(source)))
         while not os.path.exists({str(tmp_path / "started")!r}):
             time.sleep(0.01)
-        print([each for path in nvrtc.Path("/proc/self/task").glob("*/children") for each in path.read_text().split()])
+        print([each for path in cubins.Path("/proc/self/task").glob("*/children") for each in path.read_text().split()])
         """
     environment = os.environ | {"FUSEPASS_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", textwrap.dedent(program)]
