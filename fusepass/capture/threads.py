@@ -44,6 +44,12 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         chosen[key].pop()
 
 
+def unreplaced(owner: Any, name: str) -> Callable[..., Any]:
+    """The function called `name` in `owner` that threads call which have not `replaced` it."""
+    found: Callable[..., Any] = getattr(owner, name)
+    return getattr(found, "__wrapped__", found) if hasattr(found, "fusepass_key") else found
+
+
 def _by_thread(key: tuple[Any, str], original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -58,7 +58,7 @@ from fusepass.compile.splice import empty_arguments, keep_code, only_call, splic
 from fusepass.compile.summary import summary
 from fusepass.compile.writes import gather_writes, updates_of
 from fusepass.config import current
-from fusepass.garbage import collector_paused
+from fusepass.garbage import collector_paused, collector_resumed
 from fusepass.patterns.lists import find_lists
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
@@ -171,7 +171,7 @@ class _Clock:
         """Clock a stage; one that does not wait for compilers or devices keeps the garbage collector off."""
         start = time.perf_counter()
         try:
-            with nullcontext() if waits else collector_paused():
+            with collector_resumed() if waits else collector_paused():
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

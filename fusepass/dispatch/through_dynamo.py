@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusepass.capture.known_shapes import known_shapes
 from fusepass.capture.threads import modes_apart
+from fusepass.garbage import collector_paused
 
 Forward = Callable[..., Any]
 
@@ -84,7 +86,13 @@ class _Configured:
 
         if frame.f_code in _RECURRENT_CODE:
             return ConvertFrameReturn(frame_exec_strategy=_strategy("SKIP", "SKIP"), apply_to_code=False)
-        with _recurrent_layers_whole(), modes_apart(), torch._dynamo.config.patch(self._asked):
+        with (
+            collector_paused(),
+            known_shapes(),
+            _recurrent_layers_whole(),
+            modes_apart(),
+            torch._dynamo.config.patch(self._asked),
+        ):
             made = self._torchdynamo_orig_backend(frame, cache_entry, *args, **kwargs)
         if made.guarded_code is not None:
             self.traced.append(_Traced(frame.f_code, cache_entry is not None, made.guarded_code.guard_manager))

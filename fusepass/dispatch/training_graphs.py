@@ -15,6 +15,7 @@ from fusepass.background import Job
 from fusepass.config import override
 from fusepass.dispatch.capture_fallback import IDLE_CALLS, MOST_IDLE, Children, is_tracing
 from fusepass.dispatch.through_dynamo import Forward, through_dynamo
+from fusepass.garbage import collector_paused
 from fusepass.report.records import CaptureRoute, RefusalReport, RegionState
 from fusepass.report.report import Report
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -50,7 +51,8 @@ class Graphs:
         self._fused = False
         self._idle: Counter[object] = Counter()
         self._here = threading.local()
-        from fusepass.training.backend import Backend  # imports Dynamo, which takes seconds
+        with collector_paused():
+            from fusepass.training.backend import Backend  # imports Dynamo, which takes seconds
 
         self._backend = Backend(
             name,

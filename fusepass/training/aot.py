@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
 from torch._dynamo import disable
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._logging._internal import trace_log
+
+from fusepass.capture.threads import replaced
 
 Compiler = Callable[..., Any]
 
@@ -27,5 +33,19 @@ def with_gradients(
         # Dynamo is to look neither into the compiler, which may be called as late as in backward, nor into what it gives.
         return disable(disable(bw_compiler)(*args, **kwargs))
 
-    call: Callable[..., Any] = disable(aot_module_simplified(graph, inputs, bw_compiler=compile_backward, **options))
+    with _unread():
+        call: Callable[..., Any] = disable(
+            aot_module_simplified(graph, inputs, bw_compiler=compile_backward, **options)
+        )
     return call
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """While open, AOTAutograd does not print its graphs for logs that nobody keeps."""
+    logs = (logging.getLogger(graph_compile.__name__ + end) for end in (".__aot_graphs", ".__aot_joint_graph"))
+    if trace_log.handlers or any(log.isEnabledFor(logging.INFO) for log in logs):
+        yield
+        return
+    with replaced(fx.GraphModule, "print_readable", lambda *args, **kwargs: ""):
+        yield

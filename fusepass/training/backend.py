@@ -21,12 +21,14 @@ from fusepass.autotune.generation import prepare
 from fusepass.background import Job
 from fusepass.capture.functional import LOST_WRITE, WRONG_SHAPE, forgets_gaps, keeps_dimensions, may_write
 from fusepass.capture.isolation import whole_operators
+from fusepass.capture.known_shapes import known_shapes
 from fusepass.capture.threads import tracing_apart
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.lowering.modes import without_modes
 from fusepass.compile.grouped import group_queries
 from fusepass.compile.pipeline import CompiledGraph, compile_graph
 from fusepass.config import current, override
+from fusepass.garbage import collector_paused
 from fusepass.patterns.simplify import Application
 from fusepass.progress import shown
 from fusepass.runtime.fallbacks import FallbackCounter
@@ -44,6 +46,7 @@ from fusepass.training.masks import with_choices
 from fusepass.training.replayed import replayed
 from fusepass.training.replayed_steps import replayed_backward, replayed_forward
 from fusepass.training.steps import Step
+from fusepass.training.traced_nodes import traced_quickly
 
 Observer = Callable[[CompiledGraph], None]
 
@@ -133,7 +136,10 @@ class Backend:
             return self._plain(graph, reason)
         with (
             override(**self._options),
+            collector_paused(),
+            known_shapes(),
             tracing_apart(),
+            traced_quickly(),
             whole_operators(example_inputs),
             # What may raise, as solvers do, is kept in order by a token, else an argument that is None where the graph says that it is a tensor.
             functorch.patch(unlift_effect_tokens=True),

@@ -26,6 +26,7 @@ from torch._functorch import config, partitioners
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from fusepass.capture.threads import replaced
@@ -117,9 +118,12 @@ def minimum_cut(
         config.patch(ban_recompute_used_far_apart=False, cse=False),
         replaced(partitioners, "get_default_op_list", lambda: kinds),
         replaced(partitioners, "_size_of", _moved),
+        replaced(fx.GraphModule, "recompile", lambda module: None),
         within_budget(joint.graph),
     ):
-        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        halves = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    forward, backward = map(_LazyGraphModule.from_graphmodule, halves)
+    return forward, backward
 
 
 def describe_by_fakes(graph: fx.Graph) -> None:

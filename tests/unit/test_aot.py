@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._functorch.aot_autograd import make_boxed_func
 
+from fusepass.capture.threads import replaced, unreplaced
 from fusepass.patterns.simplify import share_common
+from fusepass.training import aot, joint
 from fusepass.training.aot import with_gradients
+from tests.golden_sources import graphs
 
 aten = torch.ops.aten
 
@@ -52,6 +58,51 @@ def test_inputs_may_be_in_a_list() -> None:
     (y,) = traced(graph, [[x]], seen)([x])
     torch.testing.assert_close(y, x.exp())
     assert seen == ["forward False"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_graphs_are_printed_for_logs_that_are_kept(kept: bool) -> None:
+    printed: list[fx.GraphModule] = []
+    show = unreplaced(fx.GraphModule, "print_readable")
+
+    def count(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> str:
+        printed.append(graph)
+        return show(graph, *args, **kwargs)
+
+    handlers = [logging.NullHandler()] if kept else []
+    x = torch.randn(5, requires_grad=True)
+    with mock.patch.object(aot.trace_log, "handlers", handlers), replaced(fx.GraphModule, "print_readable", count):
+        traced(graph_of(lambda graph: graph.placeholder("x")), [x], [])(x)
+    assert bool(printed) == kept
+
+
+def test_graphs_are_printed_for_who_asks_by_name() -> None:
+    log = logging.getLogger("torch._functorch._aot_autograd.graph_compile.__aot_graphs")
+    before = log.level
+    try:
+        log.setLevel(logging.INFO)
+        with mock.patch.object(aot.trace_log, "handlers", []), aot._unread():
+            assert "forward" in graph_of(lambda graph: graph.placeholder("x")).print_readable(print_output=False)
+    finally:
+        log.setLevel(before)
+
+
+def test_nobody_writes_the_code_of_graphs_that_are_cut() -> None:
+    written: list[fx.Graph] = []
+    cut, write = joint.min_cut_rematerialization_partition, fx.Graph.python_code
+
+    def count(graph: fx.Graph, *args: Any, **kwargs: Any) -> Any:
+        written.append(graph)
+        return write(graph, *args, **kwargs)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(fx.Graph, "python_code", count):
+            return cut(*args, **kwargs)
+
+    with mock.patch.object(joint, "min_cut_rematerialization_partition", counted):
+        halves = graphs.step(nn.Linear(2, 2, device="meta"), (torch.empty(3, 2, device="meta"),))
+    assert written == []
+    assert all("return" in half.code for half in halves.values())
 
 
 def test_a_step_is_traced_without_torch_inductor() -> None:

@@ -8,14 +8,19 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import fusepass
+from fusepass.compile.pipeline import _Clock
 from fusepass.config import override
-from fusepass.garbage import collector_paused
+from fusepass.garbage import collector_paused, collector_resumed
+from fusepass.training import backend
+from fusepass.training.aot import with_gradients
 
 _PROGRAM = """
 import gc, sys, torch
@@ -48,6 +53,36 @@ def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_stage_that_waits_inside_a_pause_has_the_collector_of_before(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with collector_paused():
+            with _Clock().stage("build", waits=True):
+                assert gc.isenabled() == enabled
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+        with collector_resumed():
+            assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_tracing_with_gradients_pauses_the_collector() -> None:
+    seen: list[bool] = []
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        seen.append(gc.isenabled())
+        return with_gradients(*args, **kwargs)
+
+    model = nn.Sequential(nn.LayerNorm(8), nn.GELU())
+    with mock.patch.object(backend, "with_gradients", traced):
+        fusepass.optimize(model, tune="off")(torch.ones(4, 8)).sum().backward()
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_the_first_call_loads_without_full_collections_and_for_its_device_only(tmp_path: Path) -> None:
