@@ -14,6 +14,7 @@ import torch
 from torch.utils.cpp_extension import CUDA_HOME
 
 from fusepass.codegen.build import build_all
+from fusepass.codegen.cache_entry import library_of
 from fusepass.codegen.detect import device_facts
 from fusepass.codegen.ir.program import Buffer, Program, Role
 from fusepass.codegen.render import render
@@ -55,7 +56,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if isinstance(library, BuildError):
             raise library
         buffers = [_buffer(buffer, aligned) for buffer in programs[name].arguments]
-        launches.append({"name": name, "library": str(library), "entry": source.entry, "buffers": buffers})
+        file = str(library_of(library.parent))  # which it may share with others
+        launches.append({"name": name, "library": file, "entry": source.entry, "buffers": buffers})
     runtime = next(path for path in Path(str(CUDA_HOME)).glob("lib*/libcudart.so*"))
     written: Plan = {"runtime": str(runtime), "launches": launches}
     place = tmp_path_factory.mktemp("sanitizer") / "plan.json"
