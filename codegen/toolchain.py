@@ -241,15 +241,6 @@ def versioned_cudart(home: Path) -> Path | None:
     return max(folder.glob("libcudart.so.*"), default=None)
 
 
-def compiler(target: Target) -> Compiler:
-    """The compiler that translates sources for `target`.
-
-    Raises:
-        BuildError: it is not installed.
-    """
-    return cuda_compiler() if target is Target.CUDA else cxx()
-
-
 def ninja() -> Path:
     """The ninja that load_inline is to run: on the path, else the one installed beside this Python.
 

@@ -250,31 +250,37 @@ def _lowered(work: Work, anchor_format: AnchorFormat, facts: DeviceFacts) -> Pro
 def build_candidates(works: Sequence[Work]) -> Generator[Work]:
     """Build what was generated, side by side; of a region whose choice is made already, what was chosen.
 
-    Gives each of `works` when all that it has is built, or cannot be. On a CPU that is when everything is: what runs it is not to share
-    processors with compilers.
+    Gives each of `works` when all that it has is built, or cannot be. On a CPU that is when everything is, in their order: what runs it is not to
+    share processors with compilers.
     """
     start = time.perf_counter()
     sources: list[Source] = []
-    owners: list[tuple[Work, range]] = []  # of each source: the region, and the places of all that it has
-    for work in works:
+    owners: list[int] = []  # of each source: which of `works` has it
+    places: list[range] = []  # of each of `works`: where its sources are
+    for number, work in enumerate(works):
         own = [source for candidate in _wanted(work) for source in candidate.sources]
-        owners += [(work, range(len(sources), len(sources) + len(own)))] * len(own)
+        owners += [number] * len(own)
+        places.append(range(len(sources), len(sources) + len(own)))
         sources += own
-        if not own:
-            yield work
+    made: dict[int, Path | BuildError] = {}
+
+    def built(number: int) -> Work:
+        work, rest = works[number], (made[place] for place in places[number])
+        work.seconds = time.perf_counter() - start
+        for candidate in _wanted(work):
+            _put(work, candidate, [next(rest) for _ in candidate.sources])
+        return work
+
     results = _results(sources)
     if any(work.device.type == "cpu" for work in works):
-        results = iter([*results])
-    made: dict[int, Path | BuildError] = {}
-    for number, result in results:
-        made[number] = result
-        work, places = owners[number]
-        if made.keys() >= {*places}:
-            work.seconds = time.perf_counter() - start
-            rest = (made[place] for place in places)
-            for candidate in _wanted(work):
-                _put(work, candidate, [next(rest) for _ in candidate.sources])
-            yield work
+        made.update(results)
+        yield from map(built, range(len(works)))
+        return
+    yield from (built(number) for number, own_places in enumerate(places) if not own_places)
+    for place, result in results:
+        made[place] = result
+        if made.keys() >= {*places[owners[place]]}:
+            yield built(owners[place])
 
 
 def _results(sources: Sequence[Source]) -> Iterator[tuple[int, Path | BuildError]]:

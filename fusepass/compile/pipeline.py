@@ -549,7 +549,9 @@ def _is_settled(work: Work) -> bool:
     return work.reason is None and (untried or (work.choice is not None and not work.choice.leaves_eager))
 
 
-def _works(graph: fx.GraphModule, regions: Sequence[Region], exact: bool, known: Mapping[Region, Work]) -> list[Work]:
+def _works(
+    graph: fx.GraphModule, regions: Sequence[Region], exact: bool, known: Mapping[Region, Work] = MappingProxyType({})
+) -> list[Work]:
     written = updates_of(graph.graph, regions)
     return [
         known.get(region)

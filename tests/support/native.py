@@ -49,7 +49,7 @@ def compile_command(source: Source, text: Path, output: Path) -> tuple[str, ...]
     """
     position_independent = ("-Xcompiler", "-fPIC") if source.target is Target.CUDA else ("-fPIC",)
     return (
-        str(toolchain.compiler(source.target).path),
+        str((toolchain.nvcc() if source.target is Target.CUDA else toolchain.cxx()).path),
         *toolchain.flags(source.target, source.arch),
         *position_independent,
         f"-I{toolchain.include_directory()}",

@@ -192,7 +192,7 @@ def test_the_loader_does_not_take_one_library_for_another(tmp_path: Path) -> Non
 
 
 def test_nothing_is_loaded_but_what_was_compared() -> None:
-    """Each line of the package that loads a library; the C library itself, and what `cache_entry.opened` opens."""
+    """Each line of the package that loads a library; the C library itself, NVRTC, and what `cache_entry.opened` opens."""
     root = Path(__file__).parents[2]
     loads = [
         (path.name, line.strip())
@@ -203,6 +203,8 @@ def test_nothing_is_loaded_but_what_was_compared() -> None:
     ]
     assert loads == [
         ("build.py", "_loaded[library] = ctypes.CDLL(path)"),
+        ("nvrtc_program.py", "ctypes.CDLL(str(builtins))"),  # PyTorch's packages, as PyTorch would load them
+        ("nvrtc_program.py", "loaded = ctypes.CDLL(library)"),
         ("libraries.py", "return ctypes.CDLL(trust.path_of(descriptor))"),  # of bytes that were compared
         ("libraries.py", "return ctypes.CDLL(str(path))"),
         ("fast_path.py", "entry = getattr(ctypes.PyDLL(path), _ENTRY)"),
