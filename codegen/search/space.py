@@ -116,11 +116,16 @@ def anchor_cost(anchor: fx.Node | None, facts: DeviceFacts) -> AnchorCost:
     return AnchorCost(cost([anchor]).flops, waits)
 
 
+def _operands(node: fx.Node) -> list[Any]:
+    """The tensors that `node` reads, in order, each as often as it does."""
+    return [each.meta["val"] for each in node.args if isinstance(each, fx.Node)]
+
+
 def _has_few_columns(node: fx.Node) -> bool:
     """Whether `node` is a product of few columns that may be sums along rows, of which there is much to read."""
     if node.target not in _PRODUCTS:
         return False
-    left, result = node.all_input_nodes[-2].meta["val"], node.meta["val"]
+    left, result = _operands(node)[-2], node.meta["val"]
     return bool(0 < result.shape[-1] <= MOST_COLUMNS and left.numel() * left.element_size() >= _LEAST_READ)
 
 
@@ -187,7 +192,7 @@ def anchor_formats(graph: fx.GraphModule, facts: DeviceFacts) -> tuple[AnchorFor
 
 def _gradient_formats(node: fx.Node) -> tuple[AnchorFormat, ...]:
     """The formats for the gradient of a weight."""
-    given = [each.meta["val"] for each in node.all_input_nodes[:3]]
+    given = _operands(node)
     if all(is_channels_last(each.shape, each.stride()) for each in given[:2]):
         return (AnchorFormat.CALLER,)
     taps = given[2].shape[2:].numel()
@@ -261,7 +266,7 @@ def _halves(graph: fx.GraphModule) -> list[AnchorSource]:
 def _may_hold(node: fx.Node) -> bool:
     """Whether a convolution of few channels may keep its weights in registers, at least with one half for a number."""
     anchor = _anchor(node)
-    x, weight = (each.meta["val"] for each in node.all_input_nodes[:2])
+    x, weight = _operands(node)[:2]
     return few_halves(x.shape[1], anchor.step) and holds_weights(anchor, weight.shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import fx
@@ -58,12 +59,17 @@ def save_chosen(graph: fx.Graph, recomputable: Collection[OpOverloadPacket]) -> 
     Forward may have taken another element for the largest, say, than backward would find, whose gradient would go elsewhere.
     """
     for node in graph.nodes:
-        call = node.args[0] if node.target is operator.getitem else node
+        call = _call_of(node)
         if not _is_any(call, recomputable) or not _is_chosen(node, call):
             continue
         operands = [base(each) for each in call.all_input_nodes if _is_real(each)]
         if any(each.op == "call_function" and not _is_number(each) for each in operands):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            call.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _call_of(node: fx.Node) -> Any:
+    """The call that gives `node`, one of several results maybe: PyTorch's cut heeds what is said of a call, and nothing that is said of its results."""
+    return node.args[0] if node.target is operator.getitem else node
 
 
 def _is_chosen(node: fx.Node, call: fx.Node) -> bool:
@@ -87,15 +93,16 @@ def is_saved(node: fx.Node) -> bool:
 
 
 def _of_forward(nodes: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
-    """The values of forward that `nodes`, which are not, or views, are made of."""
+    """The calls of forward that give what `nodes`, which are not of it, or views, are made of."""
     found, seen, stack = list[fx.Node](), set[fx.Node](), [*nodes]
     while stack:
         node = stack.pop()
         if node in seen or node.op == "placeholder":
             continue
         seen.add(node)
-        if node in forward and classify(node, registry) is not OpClass.VIEW:
-            found.append(node)
+        source = _call_of(node)
+        if node in forward and classify(source, registry) is not OpClass.VIEW:
+            found.append(source)
         else:
             stack += node.all_input_nodes
     return found
@@ -108,7 +115,7 @@ def _meets_itself(value: fx.Node) -> bool:
         node = stack.pop()
         if node in made:
             continue
-        source = node.all_input_nodes[0] if node.target is operator.getitem else node
+        source = _call_of(node)
         if _is_any(source, _PICKS):
             picked.append(base(source.all_input_nodes[0]))
         elif node.op == "call_function" and classify(node, registry) in (OpClass.POINTWISE, OpClass.VIEW):

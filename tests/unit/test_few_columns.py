@@ -127,3 +127,15 @@ def test_who_is_tried(rows: int, terms: int, columns: int, tried: bool) -> None:
     assert isinstance(made, Captured)
     offered = search_space(made.graph, H200, "fast")
     assert any(each.anchor is AnchorSource.ARITHMETIC for each in offered) is tried
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x).relu()
+
+
+def test_a_tensor_may_be_both_operands() -> None:
+    with torch.no_grad():
+        made = capture(Twice(), (torch.empty(16, 16),), {})
+    assert isinstance(made, Captured)
+    assert AnchorSource.ARITHMETIC not in {each.anchor for each in search_space(made.graph, H200, "fast")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,8 @@ def _distance(x: Tensor) -> Tensor:
 COMPARING: dict[str, Callable[[Tensor], Tensor]] = {
     "the distance from an extreme": _distance,
     "an extreme": lambda x: torch.tanh(x).amax(0),
+    "an extreme of one of several results": lambda x: F.logsigmoid(x).amax(0),
+    "the largest variance": lambda x: torch.var_mean(x, 0)[0].amax().sin(),
     "an extreme of sums": lambda x: (x * 1.1 + x * x).amin(1),
     "both extremes": lambda x: torch.stack(torch.aminmax(F.gelu(x), dim=0)),
     "a norm": lambda x: torch.linalg.vector_norm(F.silu(x), float("inf"), dim=0),
@@ -182,7 +185,8 @@ def test_what_is_compared_is_not_computed_again(name: str) -> None:
     for node in backward.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in _COMPARISONS:
             exact = {aten.abs.default}  # whose bits depend on nothing but those of what is saved
-            made = [each for each in node.all_input_nodes if each.op != "placeholder" and each.target not in exact]
+            read = [each.args[0] if each.target is operator.getitem else each for each in node.all_input_nodes]
+            made = [each for each in read if each.op != "placeholder" and each.target not in exact]
             made = [each for each in made if classify(each, registry) is not OpClass.VIEW]
             alone = len(node.all_input_nodes) < 2 and "distance" not in name
             assert alone or not made, node.format_node()
@@ -190,6 +194,7 @@ def test_what_is_compared_is_not_computed_again(name: str) -> None:
 
 CHOOSING: dict[str, Callable[[Tensor], Tensor]] = {
     "the place of an extreme": lambda x: _picked(torch.tanh(x).view(32, 24, 2)),
+    "an extreme and its place": lambda x: _picked_with(torch.tanh(x).view(32, 24, 2)),
     "a place that is computed": lambda x: torch.tanh(x).gather(1, (torch.tanh(x).abs() * 48).long()),
     "a whole number": lambda x: torch.tanh(x) * (torch.tanh(x) * 7).round(),
     "a quotient": lambda x: torch.erf(x).div(0.3, rounding_mode="floor") * x.sin(),
@@ -201,13 +206,18 @@ def _picked(x: Tensor) -> Tensor:
     return x.gather(-1, x.argmax(-1, keepdim=True)).sin()
 
 
+def _picked_with(x: Tensor) -> Tensor:
+    largest, place = x.max(-1, keepdim=True)
+    return x.gather(-1, place).sin() * largest
+
+
 @pytest.mark.parametrize("name", CHOOSING)
 @pytest.mark.invariant(35)
 def test_what_is_chosen_is_not_chosen_again(name: str) -> None:
     """An element that backward took for the largest would get the gradient of the one that forward took."""
     backward = _step(CHOOSING[name], torch.randn(32, 48)).before.graph
     again = {node.target.overloadpacket for node in backward.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    assert not again & {aten.argmax, aten._to_copy, aten.round, aten.remainder}
+    assert not again & {aten.argmax, aten.max, aten._to_copy, aten.round, aten.remainder}
     assert "rounding_mode" not in {key for node in backward.nodes for key in node.kwargs}
 
 
