@@ -394,6 +394,12 @@ def _load_inline_in(sources: Sequence[Source], key: str, directory: Path) -> Pat
         if error.errno in _NO_ROOM:
             raise
         raise BuildError(f"{source.name} could not be built: {error}") from error
+    except BuildError as error:  # of a cubin
+        if background.ending():
+            raise background.Stopped from None
+        if os.strerror(errno.ENOSPC) in error.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
     except (RuntimeError, subprocess.SubprocessError) as error:  # the latter where asking the compiler's version fails
         if background.ending():
             raise background.Stopped from None

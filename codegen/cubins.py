@@ -93,7 +93,7 @@ def _by_nvcc(unit: Source, directory: Path) -> bytes:
     host = os.environ.get("CC")  # as PyTorch has it
     command = [
         str(toolchain.cuda_compiler().path), *(("-ccbin", host) if host else ()), *toolchain.flags(unit.target, unit.arch),
-        f"-I{toolchain.include_directory()}", "-cubin", "-o", IMAGE, _SOURCE,
+        f"-I{toolchain.include_directory()}", "--diag-suppress=177", "-cubin", "-o", IMAGE, _SOURCE,  # as no kernel is referred to
     ]  # fmt: skip
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:

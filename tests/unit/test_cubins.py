@@ -23,6 +23,7 @@ from _pytest.mark import ParameterSet
 
 from benchmarks.layers import Workload
 from fusepass.cli import doctor
+from fusepass.codegen import build as build_module
 from fusepass.codegen import cubins, nvrtc_program, toolchain
 from fusepass.codegen import workers as pool
 from fusepass.codegen.build import build, build_all, loaded
@@ -131,6 +132,15 @@ def test_sources_share_a_library_and_what_does_not_compile_is_told_apart(tmp_pat
         build_all(sources)
         (library,) = (tmp_path / "of two").rglob("*.so")
         assert all(ctypes.CDLL(str(library))[source.entry] for source in sources)
+
+
+@pytest.mark.parametrize("compiler", ["nvcc"], indirect=True)
+def test_a_full_disk_is_no_fault_of_a_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = _first("single", "flip", DeviceFacts.h200())
+    full = subprocess.CompletedProcess([], 1, "", "cannot write kernels.cubin: No space left on device")
+    monkeypatch.setattr(cubins.subprocess, "run", lambda *args, **options: full)
+    with pytest.raises(OSError, match="No space left"):
+        build_module._load_inline_in([source], "a" * 16, tmp_path)
 
 
 def _file(path: Path, text: str) -> pool.Kind:
