@@ -388,22 +388,22 @@ def _load_inline_in(sources: Sequence[Source], key: str, directory: Path) -> Pat
             build_directory=str(directory),
             is_python_module=False,
             no_implicit_headers=True,
-            **(_cuda_inputs(sources, directory) if cuda else _cpu_inputs(sources)),
+            **(_cuda_inputs(source, sources, directory) if cuda else _cpu_inputs(source)),
         )
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise
         raise BuildError(f"{source.name} could not be built: {error}") from error
-    except BuildError as error:  # of a cubin
+    # The last one where asking the compiler's version fails.
+    except (BuildError, RuntimeError, subprocess.SubprocessError) as error:
         if background.ending():
             raise background.Stopped from None
-        if os.strerror(errno.ENOSPC) in error.stderr:
+        said = error.stderr if isinstance(error, BuildError) else str(error)
+        if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        raise
-    except (RuntimeError, subprocess.SubprocessError) as error:  # the latter where asking the compiler's version fails
-        if background.ending():
-            raise background.Stopped from None
-        raise _failure(source, str(error)) from error
+        if isinstance(error, BuildError):  # of a cubin
+            raise
+        raise _failure(source, said) from error
     finally:
         _compiling.discard(folder)
     return Path(library)
@@ -419,9 +419,8 @@ def _cpp_extension() -> Any:
     return cpp_extension
 
 
-def _cpu_inputs(sources: Sequence[Source]) -> dict[str, Any]:
+def _cpu_inputs(source: Source) -> dict[str, Any]:
     """What load_inline is to compile, and how."""
-    source = joined(sources)
     return {
         "cpp_sources": source.text,
         "extra_cflags": [*toolchain.flags(source.target, source.arch)],
@@ -430,9 +429,9 @@ def _cpu_inputs(sources: Sequence[Source]) -> dict[str, Any]:
     }
 
 
-def _cuda_inputs(sources: Sequence[Source], directory: Path) -> dict[str, Any]:
-    """The same: a source in C++ that launches a cubin, which is compiled here and now, or one for nvcc."""
-    home, inputs = toolchain.cuda_home(), _cpu_inputs(sources)
+def _cuda_inputs(source: Source, sources: Sequence[Source], directory: Path) -> dict[str, Any]:
+    """The same for `source`, which is all `sources` joined: one in C++ that launches a cubin, which is compiled here and now, or one for nvcc."""
+    home, inputs = toolchain.cuda_home(), _cpu_inputs(source)
     if (library := toolchain.versioned_cudart(home)) is not None:
         (directory / _UNUSED / "libcudart.so").symlink_to(library)
     if toolchain.launches_cubins():
@@ -448,10 +447,8 @@ def _cuda_inputs(sources: Sequence[Source], directory: Path) -> dict[str, Any]:
     return inputs
 
 
-def _failure(source: Source, text: str) -> BuildError | OSError:
+def _failure(source: Source, text: str) -> BuildError:
     """The error that `text`, which load_inline raised with ninja's output in it, stands for."""
-    if os.strerror(errno.ENOSPC) in text:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     failed = re.search(r"^FAILED:.*\n(?P<command>.*)\n(?P<said>(?:.*\n?)*)", text, re.MULTILINE)
     if failed is None:
         return BuildError(f"{source.name} could not be built: {text.partition(chr(10))[0]}", stderr=text)

@@ -1,8 +1,8 @@
 """A CUDA source in two parts: what runs on the device becomes a cubin, by nvcc or NVRTC, and the C++ compiler compiles what launches that.
 
 So a source is taken apart where its template does. What launches its kernels is a C++ source with the same launches, in which each kernel is an
-object of `fp_host.hpp` that knows the kernel's name. The library has both in it. nvcc could compile the whole, but takes twice as long: it reads the
-headers of the host three times, and starts eight programs in the place of three.
+object of `fp_host.hpp` that knows the kernel's name. The library has both in it. nvcc could compile the whole, but takes 1.7
+times the processor time (docs/install.md).
 
 NVRTC comes with PyTorch. It knows no standard library: `fp_standard.cuh` stands in for it. It compiles in processes of its own, which live as long as
 there is something to compile: up to CUDA 13.0 it compiles but one source of a process at a time, and what ends a compiler may not end the
@@ -16,9 +16,9 @@ import os
 import pickle
 import re
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,38 +52,38 @@ def compiled(sources: Sequence[Source], directory: Path) -> str:
     Raises:
         BuildError: the compiler does not take them; with what it said.
     """
-    unit = joined([replace(source, text=source.text.partition(_END)[0] + _END) for source in sources])
-    kernels = [list(_KERNEL.finditer(source.text.partition(_END)[0])) for source in sources]
-    if toolchain.cuda_compiler().is_nvrtc:
-        pairs = zip(sources, kernels, strict=True)
-        image = _by_nvrtc(unit, [qualified(each["name"], source, sources) for source, own in pairs for each in own])
-    else:
-        image = _by_nvcc(unit, directory)
+    devices = [replace(source, text=source.text.partition(_END)[0] + _END) for source in sources]
+    unit, kernels = joined(devices), [list(_KERNEL.finditer(device.text)) for device in devices]
+    pairs = zip(sources, kernels, strict=True)
+    named = [[qualified(each["name"], source, sources) for each in own] for source, own in pairs]
+    is_nvrtc = toolchain.cuda_compiler().is_nvrtc
+    image = _by_nvrtc(unit, [*chain.from_iterable(named)]) if is_nvrtc else _by_nvcc(unit, directory)
     (directory / IMAGE).write_bytes(image)
     missing = directory / "crt" / "host_defines.h"  # which CUDA's headers that come with PyTorch include
     missing.parent.mkdir()
     missing.write_text('#include "fp_host_defines.h"\n')
-    names = {found[1].decode() for found in _SECTION.finditer(image)}
+    inside = {found[1].decode() for found in _SECTION.finditer(image)}
     hosts = [
-        _host(source, {each["name"]: each["parameters"] for each in own}, partial(_name_of, source, sources, names))
-        for source, own in zip(sources, kernels, strict=True)
+        _host(source, own, [_mangled(name, inside) for name in names])
+        for source, own, names in zip(sources, kernels, named, strict=True)
     ]
     return f'{joined(hosts).text}\nFP_IMAGE("{IMAGE}")\n'
 
 
-def _name_of(source: Source, sources: Sequence[Source], names: Collection[str], kernel: str) -> str:
-    """Which of the `names` in a cubin a kernel of `source` has, in the unit of `sources`: it is in a namespace without a name, and maybe in another one."""
-    *outer, _ = qualified(kernel, source, sources).split("::")
+def _mangled(name: str, inside: Collection[str]) -> str:
+    """Which of the names `inside` a cubin the kernel `name` has: it is in a namespace without a name, and maybe in another one."""
+    *outer, kernel = name.split("::")
     begin, end = "_ZN" + "".join(f"{len(each)}{each}" for each in outer), f"{len(kernel)}{kernel}E"
-    (found,) = (name for name in names if name.startswith(begin) and end in name)
+    (found,) = (each for each in inside if each.startswith(begin) and end in each)
     return found
 
 
-def _host(source: Source, kernels: Mapping[str, str], name_of: Callable[[str], str]) -> Source:
-    """The part of `source` that launches its `kernels`, which have these parameters; `name_of` tells what the cubin calls them."""
+def _host(source: Source, kernels: Sequence[re.Match[str]], mangled: Sequence[str]) -> Source:
+    """The part of `source` that launches its `kernels`, which the cubin calls as `mangled` says."""
     headers = (*_LAUNCHES, *(header for header in source.headers if header in _FOR_HOST))
     includes = "\n".join(f'#include "{header}"' for header in headers)
-    known = "\n".join(f'FP_KERNEL({kernel}, "{name_of(kernel)}",\n{each})' for kernel, each in kernels.items())
+    pairs = zip(kernels, mangled, strict=True)
+    known = "\n".join(f'FP_KERNEL({each["name"]}, "{name}",\n{each["parameters"]})' for each, name in pairs)
     launches = source.text.partition(_END)[2]
     return replace(source, text=f"{includes}\n\nnamespace {{\n{known}\n}}  // namespace\n{launches}", headers=headers)
 

@@ -48,6 +48,11 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
+def call_of(node: fx.Node) -> fx.Node:
+    """What computes `node`: where that is one of several results, the call that gives all of them."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
 def readers(node: fx.Node, *, beside: fx.Node | None = None) -> Iterator[fx.Node]:
     """The nodes that read `node`, a view of it or a tensor of the tuple it is, and these; but not through `beside`."""
     for user in node.users:

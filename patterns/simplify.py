@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.rounding import ROUNDED
 from fusepass.config import Algebra, current
-from fusepass.patterns.aliasing import BATCH_NORMS, base, change_seen, written
+from fusepass.patterns.aliasing import BATCH_NORMS, base, call_of, change_seen, written
 from fusepass.patterns.arguments import key_of
 from fusepass.patterns.cost import NOTHING, Cost, cost, dying
 from fusepass.patterns.dataflow import remove_dead
@@ -184,7 +184,7 @@ class _Index:
         self._found: dict[tuple[int, ...], list[Rule]] = {}
 
     def __getitem__(self, node: fx.Node) -> Sequence[Rule]:
-        call = node.all_input_nodes[0] if node.target is operator.getitem else node
+        call = call_of(node)
         # Operators live as long as the graph, and take longer to hash than to look up.
         called = id(node.target), id(call.target)
         if called not in self._called:

@@ -279,7 +279,7 @@ def build_candidates(works: Sequence[Work]) -> Generator[Work]:
     yield from (built(number) for number, own_places in enumerate(places) if not own_places)
     for place, result in results:
         made[place] = result
-        if made.keys() >= {*places[owners[place]]}:
+        if all(each in made for each in places[owners[place]]):
             yield built(owners[place])
 
 

@@ -32,7 +32,7 @@ extern "C" int fusepass_doctor(const float* in, float* out, void*) {
     return 0;
 }
 """
-# As templates/cuda/library.cu.j2 has it, which is what NVRTC needs.
+# As templates/cuda/library.cu.j2 has it, for `codegen/cubins.py` to take apart.
 _CUDA_TEXT = """\
 #include "fp_launch.cuh"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +10,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusepass.codegen.lowering import registry
-from fusepass.patterns.aliasing import base
+from fusepass.patterns.aliasing import base, call_of
 from fusepass.patterns.ancestors import ancestors
 from fusepass.patterns.opclass import OpClass, classify
 
@@ -34,7 +32,8 @@ _PICKS = frozenset({
 
 
 def save_compared(graph: fx.Graph, num_fwd_outputs: int) -> None:
-    """Let the cut save what two values are compared in, or where only backward compares them, the values.
+    """Let the cut save what two values are compared in, or where only backward compares them, the values. Of several results of a call that
+    is said of the call: the cut heeds nothing that is said of the results.
 
     Forward may be the region's own operators, whichever is faster, and backward kernels: these agree but for the last bits, and a value is equal
     to its maximum by all of them. A comparison with a number, such as a threshold, or a sign, may be made again: nothing is equal to it by what
@@ -59,17 +58,12 @@ def save_chosen(graph: fx.Graph, recomputable: Collection[OpOverloadPacket]) -> 
     Forward may have taken another element for the largest, say, than backward would find, whose gradient would go elsewhere.
     """
     for node in graph.nodes:
-        call = _call_of(node)
+        call = call_of(node)
         if not _is_any(call, recomputable) or not _is_chosen(node, call):
             continue
         operands = [base(each) for each in call.all_input_nodes if _is_real(each)]
         if any(each.op == "call_function" and not _is_number(each) for each in operands):
             call.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-
-
-def _call_of(node: fx.Node) -> Any:
-    """The call that gives `node`, one of several results maybe: PyTorch's cut heeds what is said of a call, and nothing that is said of its results."""
-    return node.args[0] if node.target is operator.getitem else node
 
 
 def _is_chosen(node: fx.Node, call: fx.Node) -> bool:
@@ -100,7 +94,7 @@ def _of_forward(nodes: list[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
         if node in seen or node.op == "placeholder":
             continue
         seen.add(node)
-        source = _call_of(node)
+        source = call_of(node)
         if node in forward and classify(source, registry) is not OpClass.VIEW:
             found.append(source)
         else:
@@ -115,7 +109,7 @@ def _meets_itself(value: fx.Node) -> bool:
         node = stack.pop()
         if node in made:
             continue
-        source = _call_of(node)
+        source = call_of(node)
         if _is_any(source, _PICKS):
             picked.append(base(source.all_input_nodes[0]))
         elif node.op == "call_function" and classify(node, registry) in (OpClass.POINTWISE, OpClass.VIEW):

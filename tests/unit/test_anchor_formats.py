@@ -19,6 +19,7 @@ import fusepass.codegen.search.rounding
 import fusepass.codegen.search.space
 import fusepass.compile.pipeline
 from fusepass import measure, override
+from fusepass.api.module import OptimizedModule
 from fusepass.autotune.work import Work
 from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.generate import conversions, generate, pass_options
@@ -197,6 +198,32 @@ def test_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.sources) == 2
 
 
+def breaking(monkeypatch: pytest.MonkeyPatch, word: str) -> list[str]:
+    """Let no region with this word in its name be loaded; the names of all that are asked for, as they are."""
+    real, asked = fusepass.compile.pipeline.load_candidates, list[str]()
+
+    def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
+        asked.append(work.region.name)
+        if word not in work.region.name:
+            return real(work, counter)
+        work.reason = "broken"
+        return {}
+
+    monkeypatch.setattr(fusepass.compile.pipeline, "load_candidates", load)
+    return asked
+
+
+def checked(model: nn.Module, x: Tensor) -> OptimizedModule:
+    """`model` optimised, whose results at `x` are eager's, with eager's strides."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusepassWarning)
+        fused = fusepass.optimize(model)
+        for mine, eager in zip(fused(x), model(x), strict=True):
+            assert mine.stride() == eager.stride()
+            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+    return fused
+
+
 class Chain(nn.Module):
     """Two convolutions whose chains make a region each; `between` is what else reads the value between them."""
 
@@ -227,23 +254,11 @@ def test_one_region_writes_as_the_next_one_reads(
 ) -> None:
     """No conversion is left; where a region cannot be made, operators run on the layouts that they know."""
     monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
-    real = fusepass.compile.pipeline.load_candidates
-
-    def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
-        if "tanh" not in work.region.name:
-            return real(work, counter)
-        work.reason = "broken"
-        return {}
-
     if broken:
-        monkeypatch.setattr(fusepass.compile.pipeline, "load_candidates", load)
-    model, x = Chain(between).eval(), torch.randn(2, 4, 9, 8)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FusepassWarning)
-        fused = fusepass.optimize(model)
-        for mine, eager in zip(fused(x), model(x), strict=True):
-            assert mine.stride() == eager.stride()
-            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+        breaking(monkeypatch, "tanh")
+    x = torch.randn(2, 4, 9, 8)
+    fused = checked(Chain(between).eval(), x)
+    with torch.no_grad():
         public = fused.graph_module(x)
     if not broken:
         conversions = [kernel.name for found in fused.report().regions for kernel in found.kernels]
@@ -265,24 +280,8 @@ class Chains(nn.Module):
 def test_only_regions_beside_operators_are_made_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """They write as those operators read; what lies between other regions stays as it is."""
     monkeypatch.setattr(fusepass.codegen.search.space, "anchor_formats", lambda graph, facts: (LAST,))
-    real, asked = fusepass.compile.pipeline.load_candidates, []
-
-    def load(work: Work, counter: FallbackCounter) -> dict[str, FusedRegion]:
-        asked.append(work.region.name)
-        if "sigmoid" not in work.region.name:
-            return real(work, counter)
-        work.reason = "broken"
-        return {}
-
-    monkeypatch.setattr(fusepass.compile.pipeline, "load_candidates", load)
-    model, x = Chains().eval(), torch.randn(2, 4, 9, 8)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FusepassWarning)
-        fused = fusepass.optimize(model)
-        for mine, eager in zip(fused(x), model(x), strict=True):
-            assert mine.stride() == eager.stride()
-            torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
-    regions = fused.report().regions
+    asked = breaking(monkeypatch, "sigmoid")
+    regions = checked(Chains().eval(), torch.randn(2, 4, 9, 8)).report().regions
     (broken,) = (found.name for found in regions if "sigmoid" in found.name)
     assert sorted(Counter(asked).values()) == [1, 1, 2, 2]
     assert Counter(asked)[broken] == 2

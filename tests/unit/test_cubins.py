@@ -34,9 +34,7 @@ from fusepass.config import override
 from fusepass.errors import BuildError
 from tests.golden_sources.digests import GROUPS, sources
 
-pytestmark = pytest.mark.skipif(
-    toolchain.nvrtc() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc cuda-bindings"
-)
+pytestmark = pytest.mark.skipif(toolchain.nvrtc() is None, reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
 
 _EVERY = 40  # a usual run looks at the first of so many workloads of a group
 

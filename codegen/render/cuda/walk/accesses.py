@@ -229,10 +229,12 @@ others: with 7 pieces and two steps it looks for something for half a second, wi
 def in_turns(frame: Frame, roots: Sequence[Expr], ahead: Sequence[Ahead]) -> list[Ahead]:
     """`ahead`, with one variable for the pieces of each concatenation below `roots` that take more registers than a thread has, or are too many for a compiler."""
     ahead = list(ahead)
+    if _are_few(frame, ahead, sum(each.guard != () for each in ahead)):
+        return ahead
     for found in concatenations(roots):
         pieces = _loads_of_pieces(found, ahead)
         own = [each for loads in pieces for each in loads]
-        if _registers(frame, own) <= _REGISTERS and (frame.unroll == 1 or len(pieces) <= _CHOICES):
+        if _are_few(frame, own, len(pieces)):
             continue
         together = _turns(pieces)
         first, *others = (value for _, value in found.pieces)
@@ -247,6 +249,11 @@ def in_turns(frame: Frame, roots: Sequence[Expr], ahead: Sequence[Ahead]) -> lis
             shared[0] = replace(shared[0], whole=(found.whole, first) if same else None)
             ahead = [*before, *shared, *after]
     return ahead
+
+
+def _are_few(frame: Frame, ahead: Sequence[Ahead], pieces: int) -> bool:
+    """Whether `ahead`, of at most so many pieces, may have a variable each."""
+    return _registers(frame, ahead) <= _REGISTERS and (frame.unroll == 1 or pieces <= _CHOICES)
 
 
 def _loads_of_pieces(found: Concatenation, ahead: Sequence[Ahead]) -> list[list[Ahead]]:
