@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fusepass.codegen.lowering import registry
-from fusepass.codegen.lowering.parts import call_of, parts_of
+from fusepass.codegen.lowering.parts import call_key, parts_of
 from fusepass.codegen.lowering.rounding import ROUNDED, is_half
 from fusepass.config import Rounding, current
 from fusepass.patterns.aliasing import is_view
@@ -102,7 +102,7 @@ def _of_parts(node: fx.Node) -> list[fx.Node]:
     if any(isinstance(size, torch.SymInt) for source in node.all_input_nodes for size in _shape(source)):
         return []
     sources = list(dict.fromkeys(node.all_input_nodes))
-    key = call_of(node)
+    key = call_key(node)
     if key not in _parts:
         fuses = isinstance(classify(node, registry), OpClass)
         _parts[key] = tuple(_placeholders(parts_of(node).graph)) if fuses else ()

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering import lower as lower  # registers the vocabulary
 from fusepass.codegen.lowering import registry
-from fusepass.codegen.lowering.parts import call_of, parts_of
+from fusepass.codegen.lowering.parts import call_key, parts_of
 from fusepass.codegen.lowering.tracer import results_of
 from fusepass.patterns.aliasing import is_view
 from fusepass.patterns.effects import is_random
@@ -124,7 +124,7 @@ _composites: dict[Hashable, OpClass | str] = {}
 
 def _composite_class(node: fx.Node, vocabulary: Vocabulary) -> OpClass | str:
     """`_decomposed_class`, remembered for each operator and kind of arguments."""
-    key = (vocabulary, *call_of(node))
+    key = (vocabulary, *call_key(node))
     if key not in _composites:
         _composites[key] = _decomposed_class(node, vocabulary)
     return _composites[key]
@@ -168,7 +168,7 @@ def made_of(node: fx.Node) -> list[OpOverload]:
     assert isinstance(node.target, OpOverload)
     if registry.supports(node.target):
         return [node.target]
-    key = call_of(node)
+    key = call_key(node)
     if key not in _made:
         _made[key] = _primitives(node)
     return _made[key]

@@ -40,7 +40,6 @@ from fusepass.codegen.lowering import (  # noqa: F401 - imported for what they r
 from fusepass.codegen.lowering.parts import parts_of
 from fusepass.codegen.lowering.registry import Call, handler_of, has_own_decompositions, snapshot
 from fusepass.codegen.lowering.tensor import Context, Tensor, Unsupported, dtype_of
-from fusepass.patterns.aliasing import call_of
 
 __all__ = ["Unsupported", "decompose", "is_as_shipped", "lower"]
 
@@ -238,7 +237,8 @@ def _store_outputs(
             raise Unsupported("an output whose memory has gaps")
         if buffer.extent < buffer.numel:
             raise Unsupported("an output that overlaps itself")
-        source = call_of(rounding.unrounded(node))
+        source = rounding.unrounded(node)
+        source = source.all_input_nodes[0] if source.target is operator.getitem else source
         value = values[node]
         if value.dtype is not buffer.dtype:  # a store rounds by itself what is a half already
             value = context.cast(value, buffer.dtype)

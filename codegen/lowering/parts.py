@@ -20,7 +20,7 @@ _KEPT = 512  # graphs that are remembered
 _parts: dict[Hashable, fx.GraphModule] = {}
 
 
-def call_of(node: fx.Node) -> tuple[Hashable, ...]:
+def call_key(node: fx.Node) -> tuple[Hashable, ...]:
     """The operator of `node` and what its decomposition sees of the arguments: calls that are equal in this are made of the same."""
     seen: dict[fx.Node, int] = {}
     return node.target, _kind(node.args, seen), _kind(tuple(node.kwargs.items()), seen)
@@ -39,7 +39,7 @@ def parts_of(node: fx.Node) -> fx.GraphModule:
     for each tensor that it reads, and its result. Nobody may change it.
     """
     how = registry.decomposition(node.target) if isinstance(node.target, OpOverload) else None
-    key = (registry.size(), how, *call_of(node))
+    key = (registry.size(), how, *call_key(node))
     found = _parts.get(key)
     if found is None:
         found = _parts[key] = _traced(node)
