@@ -31,6 +31,9 @@ ANCHOR_TARGETS = frozenset(f"aten.{name}.default" for name in _PRODUCTS)
 CONVERSION_TARGET = "aten.clone.default"
 """The library call that only changes a layout, for an anchor that reads the copy; a generated kernel does the same."""
 
+VIEW_TARGET = "aten.as_strided.default"
+"""The library call by which the result of another one is seen with an output's shape."""
+
 FEW_POINTS = 2**18
 """Points of a kernel up to which starting it takes longer than what it does."""
 
@@ -318,9 +321,9 @@ class LibraryCall:
 class Program:
     """A region, lowered: library calls in order, then kernels in order, over named buffers.
 
-    `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. An output may name an input or anchor
-    buffer's twin only through a store: every output buffer is written by exactly one kernel. `updates` are pairs of an output and an input
-    that the caller would have it written over.
+    `inputs` and `outputs` name buffers in the order of the fused call's arguments and results. One kernel writes each output buffer; what a
+    library call made may be an output as it is, or be written over by the last kernel that reads it. `updates` are pairs of an output and an
+    input that the caller would have it written over.
     """
 
     name: str

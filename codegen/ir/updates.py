@@ -31,7 +31,7 @@ def read_in_place(program: Program) -> frozenset[str]:
         for kernel in program.kernels
         for pair in pairs
         for name in pair
-        if {*pair} <= kernel.buffers and _is_in_place(kernel, *pair)
+        if {*pair} <= kernel.buffers and reads_in_place(kernel, *pair)
     )
 
 
@@ -55,10 +55,10 @@ def _is_last(program: Program, output: str, updated: str) -> bool:
         return False
     stored_once = any(store.buffer == output for store in kernel.once)
     reads = (replace(kernel, once=()) if stored_once else kernel).reads
-    return updated not in reads or _is_in_place(kernel, output, updated)
+    return updated not in reads or reads_in_place(kernel, output, updated)
 
 
-def _is_in_place(kernel: Kernel, output: str, updated: str) -> bool:
+def reads_in_place(kernel: Kernel, output: str, updated: str) -> bool:
     """Whether all that `kernel` reads of `updated` is the element that it writes to `output`, which is all that it writes for each element."""
     if kernel.anchor is not None or kernel.partials is not None or len(kernel.stores) != 1:
         return False

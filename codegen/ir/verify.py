@@ -13,6 +13,7 @@ from fusepass.codegen.ir.product import PLACE, Filling, Product, parts_of
 from fusepass.codegen.ir.program import Anchor, Kernel, Partials, Program, Ref, Role, Store, Team
 from fusepass.codegen.ir.team import exchange_offsets
 from fusepass.codegen.ir.text import program_text
+from fusepass.codegen.ir.updates import reads_in_place
 from fusepass.codegen.ir.verify_expressions import expr_faults, find_buffer, store_faults
 from fusepass.errors import IRError
 
@@ -42,7 +43,7 @@ def _program_faults(program: Program) -> Iterator[str]:
     for output, updated in program.updates:
         if roles.get(output) is not Role.OUTPUT or roles.get(updated) is not Role.INPUT:
             yield f"{output} over {updated}, which are no output and input"
-    written: set[str] = set()
+    written, written_over = set[str](), set[str]()
     for call in program.calls:
         if roles.get(call.result) is not Role.ANCHOR or call.result in written:
             yield f"{call.target} writes {call.result}, which is not its to write"
@@ -59,10 +60,16 @@ def _program_faults(program: Program) -> Iterator[str]:
             if name not in written or roles[name] is not Role.TEMP:
                 yield f"{kernel.name} raises an alarm in {name}, which is no temporary written before"
         for name in sorted(kernel.writes):
-            if name in written and kernel.when is None and not kernel.rest:
+            over = roles.get(name) is Role.ANCHOR and name in program.outputs and name not in written_over
+            if name in written and kernel.when is None and not kernel.rest and not over:
                 yield f"{kernel.name} writes {name}, which was written before"
-            if roles.get(name) in (Role.INPUT, Role.ANCHOR):
+            if roles.get(name) is Role.INPUT or (roles.get(name) is Role.ANCHOR and not over):
                 yield f"{kernel.name} writes {name}, which is not its to write"
+            if over and name in kernel.reads and not reads_in_place(kernel, name, name):
+                yield f"{kernel.name} writes {name} over what it reads elsewhere"
+        for name in sorted(kernel.reads & written_over):
+            yield f"{kernel.name} reads {name}, which was written over"
+        written_over |= {name for name in kernel.writes if roles.get(name) is Role.ANCHOR}
         written |= kernel.writes
     for name, role in roles.items():
         if role is Role.OUTPUT and name not in written and program.buffer(name).numel:

@@ -42,6 +42,9 @@ _EXACT = frozenset({Op.MAXIMUM, Op.MINIMUM, Op.FMAX, Op.FMIN, Op.WHERE, Op.CAST,
 }
 """What gives the same bits whenever it is computed again; a compiler may join a product and a sum here, and not there."""
 
+_WORK_OF_A_BYTE_IN_CACHE = 2
+"""`WORK_OF_A_BYTE` on a CPU, where taps at the border are branches, and a layer's results stay in the cache."""
+
 _LARGEST_WINDOW = 64  # points that one thread goes through
 _MOST_OVERLAP = 2  # windows that an element of the input may lie in, for rows that are windows
 _COSTLY = 16  # instructions of a function that is not cheap
@@ -173,11 +176,12 @@ def once(call: Call, a: Tensor, slides: Sequence[Slide] = ()) -> Tensor:
     value = a.at(tuple(map(axis_index, axes[: len(a.shape)])))
     windows = prod(call.value.shape) * prod(slide.size for slide in slides) / max(a.numel, 1)
     again, moving = windows - 1, axes
+    byte = WORK_OF_A_BYTE if call.context.cuda else _WORK_OF_A_BYTE_IN_CACHE
     if call.context.cuda and slides:
         moving = axes[-len(slides) :]
         if windows >= _OFTEN and a.dtype.is_float and _along_rows(value, axes[-1]):
             again = min(again, _IN_PLANES if len(slides) > 2 else _IN_TILES)
-    if a.windowed or again * _work(value, moving) > WORK_OF_A_BYTE * a.dtype.nbytes:
+    if a.windowed or again * _work(value, moving) > byte * a.dtype.nbytes:
         return call.context.materialize(a, f"{call.origin}_input", call.origin)
     return a
 

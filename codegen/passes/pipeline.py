@@ -16,6 +16,7 @@ from fusepass.codegen.passes.columns_of_one import columns_of_one
 from fusepass.codegen.passes.filled import fill_products
 from fusepass.codegen.passes.fuse import ElementRules, fuse_elements, fuse_rows, fuse_siblings
 from fusepass.codegen.passes.joined_loads import join_loads
+from fusepass.codegen.passes.library_results import keep_library_results
 from fusepass.codegen.passes.lines import Fills, lines_together
 from fusepass.codegen.passes.nested import nest_reductions
 from fusepass.codegen.passes.over_rows import reduce_over_rows
@@ -123,6 +124,7 @@ def passes(options: PassOptions) -> tuple[tuple[str, Pass], ...]:
         ("lay_out_taps", lambda p, b: lay_out_taps(p, b, options.taps_from)),
         ("place_numbers", place_numbers),
         ("store_once", store_once),
+        ("keep_library_results", keep_library_results),
         ("rename", _rename),
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from fusepass.codegen.ir.expr import Builder, Expr, own_indices
 from fusepass.codegen.ir.index import Axis, FloorDiv, Index, Mod
-from fusepass.codegen.ir.program import Kernel
+from fusepass.codegen.ir.program import Kernel, Store
 from fusepass.codegen.ir.vectors import map_values
 
 Leaf = Callable[[Expr], Expr | None]
@@ -18,6 +19,16 @@ def rewrite_kernel(
     """`kernel` with `axes` replaced everywhere and `leaf` applied to every node; its axis lists are left as they are."""
     moved = axes or {}
     return map_values(kernel, builder.rewriting(moved, leaf), lambda index: index.substitute(moved))
+
+
+def stored_elsewhere(kernel: Kernel, old: str, new: str) -> Kernel:
+    """`kernel` with `new` in place of the buffer `old` that it stores to."""
+
+    def renamed(stores: Iterable[Store]) -> tuple[Store, ...]:
+        return tuple(replace(store, buffer=new) if store.buffer == old else store for store in stores)
+
+    partials = kernel.partials and replace(kernel.partials, stores=renamed(kernel.partials.stores))
+    return replace(kernel, row_stores=renamed(kernel.row_stores), stores=renamed(kernel.stores), partials=partials)
 
 
 def indices(kernel: Kernel) -> Iterator[Index]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from fusepass.codegen.ir.copies import copy_kernel
 from fusepass.codegen.ir.expr import Builder, Gather, Window
 from fusepass.codegen.ir.index import Index
-from fusepass.codegen.ir.program import Kernel, Program, Role, Store
+from fusepass.codegen.ir.program import Kernel, Program, Role
 from fusepass.codegen.ir.updates import written_over
-from fusepass.codegen.passes.rewrite import rewrite_kernel
+from fusepass.codegen.passes.rewrite import rewrite_kernel, stored_elsewhere
 
 
 def write_last(program: Program, builder: Builder) -> Program:
@@ -27,19 +26,11 @@ def write_last(program: Program, builder: Builder) -> Program:
     pairs = []
     for made in alike:
         new = replace(made, name=program.unused_name(f"{made.name}_new"), role=Role.TEMP)
-        kernels = tuple(_renamed(kernel, made.name, new.name) for kernel in program.kernels)
+        kernels = tuple(stored_elsewhere(kernel, made.name, new.name) for kernel in program.kernels)
         program = replace(program, buffers=(*program.buffers, new), kernels=kernels)
         pairs.append((new, made))
     copy = copy_kernel(f"{alike[0].name}_copy", pairs, builder, ("copy_",))
     return replace(program, kernels=(*program.kernels, copy))
-
-
-def _renamed(kernel: Kernel, old: str, new: str) -> Kernel:
-    def renamed(stores: Iterable[Store]) -> tuple[Store, ...]:
-        return tuple(replace(store, buffer=new) if store.buffer == old else store for store in stores)
-
-    partials = kernel.partials and replace(kernel.partials, stores=renamed(kernel.partials.stores))
-    return replace(kernel, row_stores=renamed(kernel.row_stores), stores=renamed(kernel.stores), partials=partials)
 
 
 def store_once(program: Program, builder: Builder) -> Program:

@@ -211,7 +211,7 @@ def overlapping(plan: Columns, shape: Shape, most_again: float = _MOST_AGAIN) ->
     axis, kernel = shape.row_axis, shape.kernel
     if not plan.keep.in_registers or plan.exchanges or axis is None or not kernel.stores:
         return plan
-    if read_in_place(shape.program) & kernel.writes:
+    if kernel.writes & (read_in_place(shape.program) | kernel.reads):
         return plan
     nbytes = {shape.program.buffer(store.buffer).dtype.nbytes for store in kernel.stores}
     sector, lane = SECTOR // max(nbytes), Axis("lane", plan.width)

@@ -13,6 +13,7 @@ from fusepass.codegen.ir.ops import LONG
 from fusepass.codegen.ir.program import Kernel
 from fusepass.codegen.ir.tile import fitting_width, power_above
 from fusepass.codegen.ir.transpose import COLUMNS, near_step, neighbours, reused, transposes
+from fusepass.codegen.ir.updates import read_in_place
 from fusepass.codegen.ir.vectors import alignment, is_vector, split, split_index
 from fusepass.codegen.schedule.plan_flat import Pointwise, Transposed
 from fusepass.codegen.schedule.shape import ACCESS, LINE, SECTOR, Access, Shape, ceil, power_below
@@ -306,7 +307,7 @@ def _overlap(shape: Shape, plan: Transposed, realigned: frozenset[str]) -> int:
     written over what it is made of, no block may compute it again.
     """
     axis, (rows, _), sector = shape.row_axis, plan.tile, _parts_of_sectors(shape)
-    if not sector or axis is None:
+    if not sector or axis is None or shape.kernel.writes & (read_in_place(shape.program) | shape.kernel.reads):
         return 0
     stores, lane = _stores_along(shape), Axis("lane", plan.width)
     vectors = all(

@@ -121,7 +121,10 @@ def _function(function: str, region: FusedRegion, libraries: Libraries) -> str:
         body.append(f"at::Tensor c{number} = fp::lying({made}, {layout});")
     results = [f"o{number}" for number in range(len(program.outputs))]
     for name, label, meta in zip(program.outputs, results, region.outputs, strict=True):
-        body.append(f"at::Tensor {label} = fp::empty({_layout(meta)}, device);")
+        made = f"fp::empty({_layout(meta)}, device)"
+        if program.buffer(name).role is Role.ANCHOR:
+            made = f"fp::seen({names[name]}, {_layout(meta)})"
+        body.append(f"at::Tensor {label} = {made};")
         names[name] = label
     offsets, total = workspace_places([buffer for buffer in program.arguments if buffer.role is Role.TEMP])
     if total:

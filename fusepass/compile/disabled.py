@@ -12,6 +12,7 @@ from fusepass.config import ALL, current
 from fusepass.errors import warn
 from fusepass.patterns.channels_last import CHANNELS_LAST
 from fusepass.patterns.lists import LISTS
+from fusepass.patterns.one_layout import ONE_LAYOUT
 from fusepass.patterns.packing import PACKED_WEIGHTS
 from fusepass.patterns.pattern import names as pattern_names
 from fusepass.patterns.rules import RULES
@@ -30,6 +31,7 @@ def warn_of_unknown_names() -> None:
         COMMON_SUBEXPRESSION,
         *pattern_names(),
         CHANNELS_LAST,
+        ONE_LAYOUT,
         PACKED_WEIGHTS,
         CONSTANTS,
         WHOLE_GRAPH,

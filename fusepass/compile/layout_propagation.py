@@ -9,9 +9,9 @@ from torch._ops import OpOverload
 
 from fusepass.codegen.lowering.formats import AnchorFormat, is_channels_last
 from fusepass.codegen.lowering.tracer import Spec
-from fusepass.patterns.channels_last import channels_last
 from fusepass.patterns.opclass import OpClass, direct_class
 from fusepass.patterns.partition import Region
+from fusepass.patterns.relaid import channels_last
 
 Layouts = dict[fx.Node, Spec]
 """Descriptions of values before they were laid out differently."""

@@ -60,6 +60,7 @@ from fusepass.compile.writes import gather_writes, updates_of
 from fusepass.config import current
 from fusepass.garbage import collector_paused, collector_resumed
 from fusepass.patterns.lists import find_lists
+from fusepass.patterns.one_layout import ONE_LAYOUT, contiguous_sums
 from fusepass.patterns.partition import Region, partition
 from fusepass.patterns.simplify import Application, simplify
 from fusepass.progress import tell
@@ -287,6 +288,8 @@ def _compiled(
         group_queries(graph.graph)
         applications = [*applied, *chunk_products(graph.graph), *simplify(graph), *compute_constants(graph)]
         pad_products(graph.graph)
+        graph, first_sum = contiguous_sums(graph) if current().allows(ONE_LAYOUT) else (graph, None)
+        applications += [Application(ONE_LAYOUT, first_sum)] if first_sum else []
     packed: Packed | None = None
     if exact_inputs:
         tell("layout")

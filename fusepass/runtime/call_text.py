@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from fusepass.codegen.ir.index import contiguous_strides
-from fusepass.codegen.ir.program import Buffer, LibraryCall, Program, Ref, Role
+from fusepass.codegen.ir.program import VIEW_TARGET, Buffer, LibraryCall, Program, Ref, Role
 from fusepass.codegen.source import Target
-from fusepass.runtime.fast_path import Launch
+from fusepass.runtime.fast_path import MADE, Launch
 from fusepass.runtime.meta import Meta, with_strides
-from fusepass.runtime.operators import EMPTY, gives_contiguous, shorter
+from fusepass.runtime.operators import EMPTY, gives_contiguous, reinterpret, shorter
 from fusepass.runtime.pages import LEAST_BYTES, prefer_large
 
 _ALIGNMENT = 256  # of temporaries within the workspace, in bytes
@@ -70,6 +70,7 @@ def call_text(
     for number, call in enumerate(program.calls):
         names[call.result] = f"c{number}"
         head += _library_call(program, call, number, names, conversions, scope)
+    head += _seen_as(program, outputs, names, scope)
     given = [*arguments, *(f"c{number}" for number in range(len(program.calls)))]
     body, launch = _launch(program, outputs, given, names, written, size_numbers, scope)
     pointers, passed, from_outside, there = _pointers(program, names, targets)
@@ -169,7 +170,7 @@ def _library_call(
         target: Any = torch.ops
         for part in call.target.split("."):
             target = getattr(target, part)
-        scope[f"library{number}"] = shorter(target)
+        scope[f"library{number}"] = reinterpret if call.target == VIEW_TARGET else shorter(target)
         arguments = [_python(value, names) for value in call.args]
         arguments += [f"{key}={_python(value, names)}" for key, value in call.kwargs]
         item = "" if call.item is None else f"[{call.item}]"
@@ -178,9 +179,25 @@ def _library_call(
     # A converted input is large, and only this call has read it.
     read = [value.buffer for value in call.args if isinstance(value, Ref)]
     body += [f"{names[buffer]} = None" for buffer in read if buffer in conversions]
-    if not known and program.buffer(call.result) in program.arguments:
+    if not known and (program.buffer(call.result) in program.arguments or _is_viewed(program, call.result)):
         scope[f"meta_c{number}"] = expected
         body.append(f"if c{number}.stride() != {expected.strides}: c{number} = with_strides(c{number}, meta_c{number})")
+    return body
+
+
+def _is_viewed(program: Program, name: str) -> bool:
+    """Whether a view of a library call's result takes its layout for granted."""
+    return any(call.target == VIEW_TARGET and Ref(name) in call.args for call in program.calls)
+
+
+def _seen_as(program: Program, outputs: Sequence[Meta], names: Mapping[str, str], scope: dict[str, Any]) -> list[str]:
+    """Lines that let results of library calls which are outputs have the shapes that are asked for."""
+    body = []
+    for name, meta in zip(program.outputs, outputs, strict=True):
+        buffer = program.buffer(name)
+        if buffer.role is Role.ANCHOR and Meta.of_buffer(buffer) != meta:
+            scope["reinterpret"] = reinterpret
+            body.append(f"{names[name]} = reinterpret({names[name]}, {meta.shape}, {meta.strides}, 0)")
     return body
 
 
@@ -194,7 +211,7 @@ def _launch(
     scope: dict[str, Any],
 ) -> tuple[list[str], Launch | None]:
     """Lines that allocate results and workspace, which get `names`, and what the whole launch is, of the tensors that are `given`."""
-    body, large = list[str](), False
+    body, results, large = list[str](), list[int](), False
     made: list[tuple[Any, ...]] = []
     places: dict[str, tuple[int, int, int]] = {name: (0, given.index(label), 0) for name, label in names.items()}
     for number, (name, meta) in enumerate(zip(program.outputs, outputs, strict=True)):
@@ -202,6 +219,10 @@ def _launch(
             names[name] = given[written[number]]
             places[name] = 0, written[number], 0
             continue
+        if program.buffer(name).role is Role.ANCHOR:
+            results.append(given.index(names[name]))
+            continue
+        results.append(MADE)
         places[name] = 1, len(made), 0
         made.append((meta.shape, meta.strides, meta.dtype))
         names[name] = f"o{number}"
@@ -224,7 +245,16 @@ def _launch(
         return body, None
     workspace = ((total,), (1,), torch.uint8) if total else None
     of_pointers = tuple(places[buffer.name] for buffer in program.arguments)
-    launch = Launch(len(given), tuple(made), len(made) == 1, workspace, of_pointers, numbers, tuple(written.values()))
+    launch = Launch(
+        len(given),
+        tuple(made),
+        tuple(results),
+        len(results) == 1,
+        workspace,
+        of_pointers,
+        numbers,
+        tuple(written.values()),
+    )
     return body, launch
 
 

@@ -210,13 +210,18 @@ def _node(value: Any, opaque: bool) -> object | None:
     return (NotImplemented, type(value)) if opaque else None
 
 
+MADE = -1
+"""In `Launch.results`, one that the launch allocates."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """How a region is launched where nothing is unusual.
 
     Attributes:
         inputs: how many tensors it takes.
-        outputs: shape, strides and type of each result.
+        outputs: shape, strides and type of each result that it allocates.
+        results: of each result the number of the input that it is, or `MADE`.
         single: whether it gives one tensor instead of a tuple.
         workspace: shape, strides and type of the memory for temporaries; None without any.
         places: for each pointer of the entry 0 and the number of an input, 1 and that of an output, or 2 and an offset into
@@ -227,6 +232,7 @@ class Launch:
 
     inputs: int
     outputs: tuple[tuple[Any, ...], ...]
+    results: tuple[int, ...]
     single: bool
     workspace: tuple[Any, ...] | None
     places: tuple[tuple[int, int, int], ...]
@@ -272,7 +278,7 @@ def launcher(
             device.index or 0, address, launch.numbers or 0, launch.single, launch.inputs, launch.places,
             *_runtime(library if cuda else None),
             sum(map(_nbytes, launch.outputs)) <= _SMALL_RESULTS, _nbytes(launch.workspace) <= _SMALL_WORKSPACE,
-            torch._C._increment_version, launch.written,
+            torch._C._increment_version, launch.written, launch.results,
         )  # fmt: skip
     except ValueError:  # more buffers than are worth it
         return plain

@@ -62,7 +62,7 @@ struct Launcher {
     PyObject* plain;
     PyObject* failed;     // takes a status and the arguments; gives the result of the call
     PyObject* empty;      // makes a tensor of what follows
-    PyObject* outputs;    // a tuple of tuples: shape, strides, type
+    PyObject* outputs;    // a tuple of tuples for what it makes: shape, strides, type
     PyObject* workspace;  // such a tuple, or None
     PyObject* stream;     // gives the current stream of `device`; None on a CPU
     PyObject* current;    // gives the current device; None where there is one alone
@@ -77,6 +77,8 @@ struct Launcher {
     Place places[most_pointers];
     int written_count;
     int written[most_tensors];  // inputs
+    int result_count;
+    int results[most_tensors];  // of each the input that it is, or -1 where it is made
 
     void release() { clear_store(store); }
 };
@@ -101,6 +103,20 @@ inline bool tell_written(const Launcher* it, PyObject* const* arguments) {
     if (tensors == nullptr) return false;
     for (int i = 0; i < it->written_count; ++i) PyTuple_SET_ITEM(+tensors, i, Py_NewRef(arguments[it->written[i]]));
     return Owned(PyObject_CallOneArg(it->increment, tensors)) != nullptr;
+}
+
+// What a call gives: what it `made`, and inputs that are results.
+inline PyObject* results_of(const Launcher* it, Owned& made, PyObject* const* arguments) {
+    const bool all_made = PyTuple_GET_SIZE(+made) == it->result_count;
+    if (it->single) return Py_NewRef(all_made ? PyTuple_GET_ITEM(+made, 0) : arguments[it->results[0]]);
+    if (all_made) return made.given();
+    PyObject* const all = PyTuple_New(it->result_count);
+    Py_ssize_t next = 0;
+    for (int i = 0; all != nullptr && i < it->result_count; ++i) {
+        const int input = it->results[i];
+        PyTuple_SET_ITEM(all, i, Py_NewRef(input < 0 ? PyTuple_GET_ITEM(+made, next++) : arguments[input]));
+    }
+    return all;
 }
 
 inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t flags, PyObject* names) {
@@ -171,7 +187,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* arguments, std::size_t 
     }
     if (!tell_written(it, arguments)) return nullptr;
     if (from_store) restock(store, it->empty, it->outputs);
-    return it->single ? Py_NewRef(PyTuple_GET_ITEM(+results, 0)) : results.given();
+    return results_of(it, results, arguments);
 }
 
 inline int launcher_clear(PyObject* self) {
@@ -182,21 +198,22 @@ inline int launcher_clear(PyObject* self) {
 }
 
 // Launcher(name, module, plain, failed, empty, outputs, workspace, stream, current, device, entry, numbers, single, inputs, places, capturing,
-// forget_error, stores_results, keeps_workspace, increment, written)
+// forget_error, stores_results, keeps_workspace, increment, written, results)
 inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyTypeObject* const tuple = &PyTuple_Type;
-    PyObject *places, *written;
+    PyObject *places, *written, *results;
     unsigned long long entry, numbers, capturing, forget_error;
     int single, stores_results, keeps_workspace;
     Launcher* const it = LauncherReferences::made(type, [&](Launcher* it) {
-        return PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!", &it->name, &it->module, &it->plain, &it->failed, &it->empty, tuple,
+        return PyArg_ParseTuple(args, "OOOOOO!OOOOKKpiO!KKppOO!O!", &it->name, &it->module, &it->plain, &it->failed, &it->empty, tuple,
                                 &it->outputs, &it->workspace, &it->stream, &it->current, &it->device, &entry, &numbers, &single, &it->inputs,
-                                tuple, &places, &capturing, &forget_error, &stores_results, &keeps_workspace, &it->increment, tuple, &written);
+                                tuple, &places, &capturing, &forget_error, &stores_results, &keeps_workspace, &it->increment, tuple, &written,
+                                tuple, &results);
     });
     if (it == nullptr) return nullptr;
     Owned made(reinterpret_cast<PyObject*>(it));
     const Py_ssize_t count = PyTuple_GET_SIZE(places);
-    if (count > most_pointers || PyTuple_GET_SIZE(it->outputs) > most_tensors || PyTuple_GET_SIZE(written) > most_tensors) {
+    if (count > most_pointers || PyTuple_GET_SIZE(results) > most_tensors || PyTuple_GET_SIZE(written) > most_tensors) {
         PyErr_SetString(PyExc_ValueError, "too many buffers");
         return nullptr;
     }
@@ -217,6 +234,8 @@ inline PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     }
     it->written_count = int(PyTuple_GET_SIZE(written));
     for (int i = 0; i < it->written_count; ++i) it->written[i] = int(PyLong_AsLong(PyTuple_GET_ITEM(written, i)));
+    it->result_count = int(PyTuple_GET_SIZE(results));
+    for (int i = 0; i < it->result_count; ++i) it->results[i] = int(PyLong_AsLong(PyTuple_GET_ITEM(results, i)));
     return PyErr_Occurred() ? nullptr : made.given();
 }
 

@@ -40,6 +40,9 @@ inline at::Tensor lying(at::Tensor tensor, const Layout& layout)
     return copy;
 }
 
+// The memory of a tensor without gaps, with this shape.
+inline at::Tensor seen(const at::Tensor& tensor, const Layout& layout) { return tensor.as_strided(layout.shape, layout.strides); }
+
 // One of the `count` arguments on top of the stack, which code was generated for.
 inline at::Tensor argument(const Stack& stack, size_t count, size_t number, const char* name, at::DeviceType device, const Layout& layout)
 {

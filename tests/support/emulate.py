@@ -65,7 +65,10 @@ def emulate(
     Outputs start as noise. Raises AssertionError where a kernel writes outside a buffer, or stores to an input; an asynchronous copy
     from outside of every buffer ends the process. With `in_place`, outputs that may be written over inputs are.
     """
-    memory = {b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0) for b in program.arguments}
+    memory = {
+        b.name: _Memory(b, inputs.get(b.name), shift if b.role is Role.INPUT else 0, result=b.name in program.outputs)
+        for b in program.arguments
+    }
     for output, updated in written_over(program) if in_place else ():
         memory[updated].written = True
         memory[output] = memory[updated]
@@ -88,7 +91,7 @@ def emulate(
 class _Memory:
     """A buffer with margins on both sides."""
 
-    def __init__(self, buffer: Buffer, value: np.ndarray | None, shift: int) -> None:
+    def __init__(self, buffer: Buffer, value: np.ndarray | None, shift: int, *, result: bool) -> None:
         dtype = np.dtype(NUMPY[buffer.dtype])
         self.buffer, extent = buffer, max(buffer.extent, 1)
         raw = np.full((extent + 2 * _MARGIN + 16) * dtype.itemsize + 16, 0x7F, np.uint8)
@@ -100,7 +103,7 @@ class _Memory:
         self.pointer = raw.ctypes.data + start
         self.range = self.pointer, raw.ctypes.data + self.stop
         self.before = raw.copy()
-        self.written = buffer.role in (Role.OUTPUT, Role.TEMP)
+        self.written = buffer.role in (Role.OUTPUT, Role.TEMP) or result
 
     def check(self) -> None:
         same = self.raw == self.before

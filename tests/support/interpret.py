@@ -61,7 +61,7 @@ def interpret(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]
     writes keeps `poisoned` memory. Raises AssertionError where an element is read out of range or written twice.
     """
     memory = {
-        buffer.name: inputs[buffer.name] if buffer.role in (Role.INPUT, Role.ANCHOR) else poisoned(buffer)
+        buffer.name: inputs[buffer.name].copy() if buffer.role in (Role.INPUT, Role.ANCHOR) else poisoned(buffer)
         for buffer in program.buffers
     }
     wide = [buffer.name for buffer in program.buffers if buffer.role is Role.TEMP and buffer.dtype is DType.F32]
@@ -70,7 +70,7 @@ def interpret(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]
         for kernel in program.kernels:
             _Run(program, kernel, memory).run()
         memory |= {name: memory[name].astype(np.float32) for name in wide}
-    return {b.name: memory[b.name] for b in program.buffers if b.role in (Role.OUTPUT, Role.TEMP)}
+    return {b.name: memory[b.name] for b in program.buffers if b.role is Role.TEMP or b.name in program.outputs}
 
 
 def poisoned(buffer: Buffer) -> Array:

@@ -23,7 +23,7 @@ from fusepass.codegen.device import DeviceFacts
 from fusepass.codegen.forms import Forms
 from fusepass.codegen.generate import Generated
 from fusepass.codegen.ir.expr import Builder
-from fusepass.codegen.ir.program import Buffer, Program, Role
+from fusepass.codegen.ir.program import Buffer, Program
 from fusepass.codegen.search import candidate
 from fusepass.codegen.source import Source
 from fusepass.compile import pipeline
@@ -99,9 +99,8 @@ def _entry(program: Program, arguments: int) -> Callable[..., int]:
             results = interpret(program, inputs)
         except IndexError:
             return 1
-        for name, result in results.items():
-            if program.buffer(name).role is Role.OUTPUT:
-                memory[name][:] = result
+        for name in {*program.outputs} & {*given}:
+            memory[name][:] = results[name]
         return 0
 
     return run

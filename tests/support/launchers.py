@@ -56,13 +56,13 @@ def launch_of(status: int, seen: list[tuple[int | None, ...]], **changes: Any) -
     options: dict[str, Any] = {
         "empty": torch._C._dynamo.guards._empty_strided_cpu, "outputs": (((2,), (1,), torch.float32),),
         "stream": lambda index: 70 + index, "current": lambda: 3, "device": 3, "single": True,
-        "runtime": (0, 0), "small": (True, True), "entered": lambda: None, "told": lambda written: None, "written": (),
+        "runtime": (0, 0), "small": (True, True), "entered": lambda: None, "told": lambda written: None, "written": (), "results": (fast_path.MADE,),
     } | changes  # fmt: skip
     launcher = made.launcher(
         "name", "module", lambda *tensors: ("plain", tensors), lambda *told: ("failed", told), options["empty"],
         options["outputs"], ((64,), (1,), torch.uint8), options["stream"], options["current"], options["device"],
         address_of(entry, *[ctypes.c_void_p] * 6), 99, options["single"], 2,
         ((0, 1, 0), (1, 0, 0), (2, 0, 32), (0, 0, 0)), *options["runtime"], *options["small"], options["told"],
-        options["written"],
+        options["written"], options["results"],
     )  # fmt: skip
     return launcher  # type: ignore[no-any-return]

@@ -445,7 +445,8 @@ def test_training_runs_the_operators_until_its_graphs_are_compiled() -> None:
             y = each(x)
             y.square().sum().backward()
             results.append([y, torch.rand(2), *(parameter.grad.clone() for parameter in each.parameters())])
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        # The gradient of a bias before a batch norm is rounding alone.
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=3e-5)
         assert optimised.wait(SECONDS)
     report = optimised.report()
     assert (report.capture, report.background) == (CaptureRoute.DYNAMO, ())

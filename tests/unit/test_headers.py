@@ -254,6 +254,16 @@ def test_powers_that_are_denormal_or_zero(op: Op, least: float, none: float) -> 
     assert got[-1].isnan()
 
 
+@pytest.mark.parametrize(("op", "least", "most"), [(Op.EXP, -87.3, 88.7228), (Op.EXP2, -126.0, 127.9999)], ids=str)
+def test_powers_are_near(op: Op, least: float, most: float) -> None:
+    """Nearer than the library's for vectors, at whose place they are computed; NaN keeps being one whatever its bits."""
+    steps = torch.linspace(least, most, 400_003, dtype=torch.float64).float()
+    x = torch.cat([steps, torch.linspace(-1, 1, 100_003), torch.tensor([0.0, -0.0, 1e-30, -1e-30])])
+    assert ulps(run(f"{op.value}_float", x, dtype=torch.float32), UNARY_FLOAT[op][0](x.double())).max() <= 1.4
+    bits = torch.tensor([0x7F800001, 0x7FC00001, 0x7FFFFFFF, 0x7FC001FF, -1, -0x3FFE01], dtype=torch.int32)
+    assert run(f"{op.value}_float", bits.view(torch.float32), dtype=torch.float32).isnan().all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=C.__getitem__)
 @pytest.mark.parametrize("op", [*EXACT_FLOAT, *TESTS], ids=lambda op: op.value)
 def test_exact_functions(op: Op, dtype: torch.dtype) -> None:
