@@ -136,8 +136,8 @@ def region(
 ) -> Region:
     """Capture and lower a module or function, as for a GPU if `cuda`; the program is verified."""
     graph, arguments = trace(model, *inputs)
-    for node in graph.graph.find_nodes(op="placeholder") if cuda else ():
-        node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
+    if cuda:
+        _move_to_cuda(graph.graph)
     note_rounded(graph.graph)  # as partitioning does
     names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     program, builder = lower(graph, "region", names, anchor_format=anchor_format)
@@ -145,7 +145,9 @@ def region(
     return Region(program, builder, graph, arguments)
 
 
-def operator_region(target: OpOverload, *args: Any, results: int | None = None, **kwargs: Any) -> Region:
+def operator_region(
+    target: OpOverload, *args: Any, results: int | None = None, cuda: bool = False, **kwargs: Any
+) -> Region:
     """A region of one call of `target`, spelled exactly so, that gives the first `results` of its results (all)."""
     graph = torch.fx.Graph()
     tensors: list[torch.Tensor] = []
@@ -168,10 +170,18 @@ def operator_region(target: OpOverload, *args: Any, results: int | None = None, 
             if part is not None
         ]
         graph.output(tuple(_node(node, part) for node, part in parts[:results]))
+    if cuda:
+        _move_to_cuda(graph)
     module = torch.fx.GraphModule({}, graph)
     program, builder = lower(module, "region", [f"x{n + 1}" for n in range(len(tensors))])
     verify(program)
     return Region(program, builder, module, tuple(tensors))
+
+
+def _move_to_cuda(graph: torch.fx.Graph) -> None:
+    """Let lowering find inputs on a GPU."""
+    for node in graph.find_nodes(op="placeholder"):
+        node.meta["val"] = Spec.of(node.meta["val"], torch.device("cuda"))
 
 
 def _without_overlap(graph: torch.fx.Graph, call: torch.fx.Node, result: torch.Tensor) -> torch.fx.Node:

@@ -30,7 +30,7 @@ def prepared(case: Case, memory_format: torch.memory_format = torch.contiguous_f
     inputs[0] = inputs[0].contiguous(memory_format=memory_format)
     first = inputs[0].as_strided((inputs[0].numel(),), (1,))
     first[torch.randperm(first.numel())[:4]] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0]).to(dtype)
-    found = region(function, *inputs)
+    found = region(function, *inputs, cuda=True)
     return found, found.passed(pass_options(SMALL))
 
 

@@ -65,9 +65,8 @@ def test_maxima(geometry: tuple[Any, ...]) -> None:
 def test_gradients_of_windows_that_do_not_step_are_of_output_tiles(size: int, *, padded: bool) -> None:
     less, pad = (0, size // 2) if padded else (size - 1, 0)
     a, gradient = torch.empty(16, 3, 256, 256, device="meta"), torch.empty(16, 3, 256 - less, 256 - less, device="meta")
-    made = operator_region(
-        aten.avg_pool2d_backward.default, gradient, a, [size, size], [1, 1], [pad, pad], False, True, None
-    )
+    geometry = [size, size], [1, 1], [pad, pad], False, True, None
+    made = operator_region(aten.avg_pool2d_backward.default, gradient, a, *geometry, cuda=True)
     facts = DeviceFacts.h200()
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
@@ -90,7 +89,7 @@ def test_gradients_of_windows_that_step_are_read_along_rows(size: int) -> None:
     a, gradient = torch.empty(64, 64, 112, 112, device="meta"), torch.empty(64, 64, 56, 56, device="meta")
     geometry = [size, size], [2, 2], [size - 2, size - 2], False, True, None
     facts = DeviceFacts.h200()
-    made = operator_region(aten.avg_pool2d_backward.default, gradient, a, *geometry)
+    made = operator_region(aten.avg_pool2d_backward.default, gradient, a, *geometry, cuda=True)
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)

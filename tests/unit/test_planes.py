@@ -73,7 +73,7 @@ def _with_what_is_not_finite(shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 @pytest.mark.thinned(3)
 def test_values(name: str, device: str) -> None:
     (function, shape, dtype), facts = CASES[name], DEVICES[device]
-    made = region(function, _with_what_is_not_finite(shape, dtype))
+    made = region(function, _with_what_is_not_finite(shape, dtype), cuda=True)
     program = made.passed(pass_options(facts))
     (kernel,) = program.kernels
     plan = schedule(kernel, program, facts)
