@@ -192,7 +192,11 @@ def understood_view(node: fx.Node) -> str | None:
 
 
 def no_packed(node: fx.Node) -> str | None:
-    return "a part of a call of the library whose weights are laid out once" if PACKED in node.meta else None
+    return (
+        "made of parameters once, or a part of a call of the library whose weights are laid out once"
+        if PACKED in node.meta
+        else None
+    )
 
 
 def static_shape(tensor: torch.Tensor) -> str | None:

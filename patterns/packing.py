@@ -1,13 +1,15 @@
-"""Convolutions and products of a graph on a CPU that the library computes by weights which it has laid out once, and what it does to their results.
+"""What a graph on a CPU may keep from call to call: weights as the library wants them, and all else that is made of parameters alone.
 
 The library of a CPU multiplies by weights in blocks of its own. Given plain ones it lays them out at each call, which takes longer than
 the convolution where images are small: 5 of 6.3 ms for 512 channels of 7 x 7 on two cores of a Zen 4. It also adds a residual and applies
 simple functions to what it has summed before that leaves the registers.
+
+What is made of parameters alone, such as a folded BatchNorm, a weight times a scale of its layer or a table of positions, is computed once, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import fx
 
 from fusepass.config import Algebra, current
+from fusepass.patterns.aliasing import base, escapes
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.channels_last import on_cpu
 from fusepass.patterns.effects import may_be_repeated
@@ -40,8 +43,8 @@ _FUNCTIONS = {
 _WITH_NUMBERS = (aten.hardtanh.default, aten.leaky_relu.default)
 _NO_NAN = (aten.relu.default, aten.hardsigmoid.default, aten.hardtanh.default)
 """Of NaN the library makes a number here."""
-_MADE_ONCE = -1
-"""In place of the number of a call: what its weights are made of."""
+_MADE_ONCE, _READ = -1, -2
+"""In place of the number of a call: made of parameters alone; and besides read by what each call computes."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,20 @@ class Call:
         return Call(anchor, weight, bias, next(iter(added), None), next(iter(functions), NOTHING), parts[-1])  # type: ignore[arg-type]
 
 
-def pack(graph_module: fx.GraphModule, states: int) -> list[Application]:
-    """Fold what is affine behind convolutions and products into their weights, and say in ``meta`` what the library computes; in place.
+def pack(graph_module: fx.GraphModule, parameters: Collection[int]) -> list[Application]:
+    """Fold what is affine behind convolutions and products into their weights, and say in ``meta`` what the library computes and what is made once;
+    in place.
 
     Args:
         graph_module: flat, simplified, on a CPU.
-        states: how many of the first placeholders are parameters or buffers.
+        parameters: the positions of placeholders that are parameters or buffers.
 
     Returns:
         What was folded.
     """
     graph = graph_module.graph
-    parameters = list(graph.find_nodes(op="placeholder"))[:states]
-    note_once(graph, {node for node in parameters if not _is_written(node)})
+    given = {node for number, node in enumerate(graph.find_nodes(op="placeholder")) if number in parameters}
+    note_once(graph, {node for node in given if not _is_written(node)})
     applied = simplify(graph_module, OF_PARAMETERS)
     number = 0
     for node in graph.nodes:
@@ -113,15 +117,15 @@ def pack(graph_module: fx.GraphModule, states: int) -> list[Application]:
     values = [value for call in packed_calls(graph) for value in (call.weight, call.bias) if value is not None]
     for old, new in widen(graph, values):
         old.replace_all_uses_with(new, lambda user: PACKED in user.meta)
+    read = [node for node in graph.nodes if _is_read(node)]
     values = [value for call in packed_calls(graph) for value in (call.weight, call.bias) if value is not None]
-    for node in made_of(values):
-        node.meta.setdefault(PACKED, _MADE_ONCE)
+    for node in made_of([*values, *read]):
+        node.meta.setdefault(PACKED, _READ if node in read else _MADE_ONCE)
     return applied
 
 
-def packable(graph: fx.Graph, states: int) -> bool:
-    """Whether `graph`, of which so many placeholders are parameters or buffers, is one on a CPU whose weights may be packed."""
-    parameters = list(graph.find_nodes(op="placeholder"))[:states]
+def packable(graph: fx.Graph, parameters: Collection[int]) -> bool:
+    """Whether `graph`, of which these placeholders are parameters or buffers, is one on a CPU whose weights may be packed."""
     return bool(parameters) and torch._C._get_mkldnn_enabled() and on_cpu(graph) and may_be_repeated(graph)
 
 
@@ -129,9 +133,23 @@ def packed_calls(graph: fx.Graph) -> Iterator[Call]:
     """The calls of the library that `pack` has found, in this graph or in one that has its nodes; each as the graph is when it is asked for."""
     parts: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.meta.get(PACKED, _MADE_ONCE) != _MADE_ONCE:
+        if node.meta.get(PACKED, _MADE_ONCE) >= 0:
             parts.setdefault(node.meta[PACKED], []).append(node)
     return map(Call.of, parts.values())
+
+
+def kept_values(graph: fx.Graph) -> Iterator[fx.Node]:
+    """What `pack` has found besides to be made once, in this graph or in one that has its nodes."""
+    return (node for node in graph.nodes if node.meta.get(PACKED) == _READ)
+
+
+def _is_read(node: fx.Node) -> bool:
+    """Whether `node` is computed of parameters alone, read by what is not, other than by the library's calls, and seen by no caller."""
+    if node.op != "call_function" or ONCE not in node.meta or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    memory = base(node)
+    read = any(ONCE not in user.meta and PACKED not in user.meta for user in node.users)
+    return read and memory.op == "call_function" and not escapes(memory)
 
 
 def _is_written(parameter: fx.Node) -> bool:

@@ -38,6 +38,16 @@ _LONG_OF_HALVES = _LONG | {
 }  # fmt: skip
 """The same of numbers of 16 bits, of which memory moves twice as many."""
 
+_LONG_ON_A_CPU = _LONG | {
+    aten.gelu.default, aten.silu.default, aten.tanh.default, aten.log_sigmoid_forward.default, aten.exp.default, aten.log.default,
+    aten.log2.default, aten.log1p.default, aten.expm1.default, aten.erf.default, aten.sin.default, aten.cos.default, aten.atan.default,
+    aten.sinh.default, aten.asinh.default,
+}  # fmt: skip
+"""Functions that PyTorch computes on a CPU by calls of a library, or one at a time: generated loops take 1.3 to 20 times less."""
+
+_LARGE_ON_A_CPU = 2**18
+"""Bytes of the result from which on they are worth a loop of their own."""
+
 _EASY_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 """Exponents for which PyTorch computes products and roots."""
 
@@ -52,8 +62,10 @@ def pays(unit: Unit) -> bool:
         case OpClass.REDUCTION | OpClass.SCAN:
             return nbytes(unit.node.all_input_nodes[0].meta["val"]) >= _LARGE
         case OpClass.POINTWISE:
-            large = sum(nbytes(value.meta["val"]) for value in unit.values) >= _LARGE
-            return large and (_is_better_copy(unit.node) or _is_better_function(unit.node))
+            made = sum(nbytes(value.meta["val"]) for value in unit.values)
+            if _device_of(unit.node) == "cpu" and unit.node.target in _LONG_ON_A_CPU:
+                return made >= _LARGE_ON_A_CPU
+            return made >= _LARGE and (_is_better_copy(unit.node) or _is_better_function(unit.node))
         case OpClass.ANCHOR:
             # On CUDA, where the library does not use tensor cores, or converts layouts.
             return unit.values[0].meta["val"].device.type == "cuda" and is_large(unit.node)
@@ -74,7 +86,12 @@ def _is_better_function(node: fx.Node) -> bool:
     """Whether `node` is a function of elements that generated code computes in fewer instructions, or for which it finds the places of the
     operands in fewer, or waits less for them."""
     better = broadcasts(node) or _looks_up(node) or _computes_much(node) or node.target in _ADDED_UP
-    return better and bool(node.all_input_nodes[0].meta["val"].device.type == "cuda")
+    return better and _device_of(node) == "cuda"
+
+
+def _device_of(node: fx.Node) -> str:
+    """The kind of device on which `node` computes."""
+    return str(node.all_input_nodes[0].meta["val"].device.type)
 
 
 def _looks_up(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from fusepass.errors import BuildError
 from fusepass.measure import free_bytes, nbytes
 from fusepass.patterns.channels_last import CHANNELS_LAST, Followed, laid_out, wanted
 from fusepass.patterns.cost import Cost
-from fusepass.patterns.packing import PACKED_WEIGHTS, pack, packable, packed_calls
+from fusepass.patterns.packing import PACKED_WEIGHTS, kept_values, pack, packable, packed_calls
 from fusepass.patterns.simplify import Application
 from fusepass.runtime.packed import Packed
 
@@ -47,7 +47,7 @@ class _Form:
 
 
 def chosen_layout(
-    graph: fx.GraphModule, states: int = 0, known: Forms | None = None
+    graph: fx.GraphModule, parameters: Collection[int] = (), known: Forms | None = None
 ) -> tuple[fx.GraphModule, Sequence[Application], Packed | None]:
     """`graph`, or what computes the same and was measured to be quicker; with what it keeps from call to call.
 
@@ -56,10 +56,10 @@ def chosen_layout(
 
     Args:
         graph: simplified.
-        states: how many of its first placeholders are parameters or buffers.
+        parameters: the positions of placeholders that are parameters or buffers, the same from call to call.
         known: what was found for other sizes; of about as many bytes it holds for these.
     """
-    forms = dict(_forms(graph, states)) if times_decide() else {}
+    forms = dict(_forms(graph, parameters)) if times_decide() else {}
     if len(forms) < 2:
         return graph, [], None
     layouts = known.layouts if known is not None else {}
@@ -94,26 +94,31 @@ def _kind(graph: fx.Graph) -> tuple[object, ...]:
     return (*(str(node.target) for node in graph.nodes), moved.bit_length())
 
 
-def _forms(graph: fx.GraphModule, states: int) -> Iterator[tuple[str, _Form]]:
+def _forms(graph: fx.GraphModule, parameters: Collection[int]) -> Iterator[tuple[str, _Form]]:
     """Those that may be tried, by name."""
     allows = current().allows
     last = laid_out(graph) if allows(CHANNELS_LAST) and wanted(graph.graph) else None
     yield _PLAIN, _Form(graph)
     if last is not None:
         yield CHANNELS_LAST, _Form(last)
-    if not allows(PACKED_WEIGHTS) or not packable(graph.graph, states):
+    if not allows(PACKED_WEIGHTS) or not packable(graph.graph, parameters):
         return
-    parameters = [*graph.graph.find_nodes(op="placeholder")][:states]
-    if not fit_twice([nbytes(node.meta["val"]) for node in parameters]):
+    given = [*graph.graph.find_nodes(op="placeholder")]
+    bytes_given = [nbytes(given[number].meta["val"]) for number in parameters]
+    if not fit_twice(bytes_given):
         choices.momentary()
         return
     for name, form in ((PACKED_WEIGHTS, last), (_PLAIN_PACKED, graph)):
         if form is None:
             continue
         made = fx.GraphModule(form, _copied(form.graph))
-        applied = pack(made, states)
+        applied = pack(made, parameters)
+        others = [nbytes(node.meta["val"]) for node in kept_values(made.graph)]
+        if not fit_twice([*bytes_given, *others]):
+            choices.momentary()
+            return
         try:
-            if any(packed_calls(made.graph)):
+            if others or any(packed_calls(made.graph)):
                 yield name, _Form(made, Packed(made), applied)
         except BuildError:  # nothing tells whether parameters have changed
             choices.momentary()

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -197,7 +197,7 @@ def compile_graph(
     applied: Sequence[Application] = (),
     emptying: bool = False,
     visible: int = sys.maxsize,
-    states: int = 0,
+    parameters: Collection[int] = (),
     lists: bool = True,
 ) -> CompiledGraph:
     """Fuse a flat functional ATen graph whose nodes carry fake tensors.
@@ -213,7 +213,7 @@ def compile_graph(
         applied: rewrites that took place before, for the report.
         emptying: whether `CompiledGraph.call` takes a list that it empties.
         visible: how many of the results somebody may write to; others are saved for backward.
-        states: how many of the first placeholders are parameters or buffers, the same from call to call.
+        parameters: the positions of placeholders that are parameters or buffers, the same from call to call.
         lists: whether there may be regions of `fusepass.patterns.lists`, of which none or all run as generated code.
     """
     warn_of_unknown_names()
@@ -221,14 +221,14 @@ def compile_graph(
     forms = forms or Forms()
     compiled = functools.partial(
         _compiled, graph, name=name, counter=counter, forms=forms, exact_inputs=exact_inputs, applied=applied,
-        emptying=emptying, visible=visible, states=states, lists=lists,
+        emptying=emptying, visible=visible, parameters=parameters, lists=lists,
     )  # fmt: skip
     if not exact_inputs or emptying or applied or forms.knows_sizes:
         forms.catch_up()
         return compiled()
     clock = _Clock()
     with clock.stage("look up"):
-        key = recalled.key_of(graph, visible=visible, states=states, lists=lists)
+        key = recalled.key_of(graph, visible=visible, parameters=tuple(parameters), lists=lists)
         parts = _Later(lambda: compiled().parts())
         found = None if key is None else recalled.recall(key, name, counter, lambda: parts().called)
     if found is None:
@@ -270,7 +270,7 @@ def _compiled(
     applied: Sequence[Application],
     emptying: bool,
     visible: int,
-    states: int,
+    parameters: Collection[int],
     lists: bool,
     keep: Callable[[Mapping[str, Any], float, Report], None] | None = None,
 ) -> CompiledGraph:
@@ -294,7 +294,7 @@ def _compiled(
     if exact_inputs:
         tell("layout")
         with clock.stage("layout", waits=True):
-            graph, laid_out, packed = chosen_layout(graph, states, forms)
+            graph, laid_out, packed = chosen_layout(graph, parameters, forms)
             applications += laid_out
     tell("partition")
     with clock.stage("partition"):
@@ -311,7 +311,7 @@ def _compiled(
         # Taken apart, PyTorch's operators on lists would be a launch for each tensor.
         return _compiled(
             given, name=name, counter=counter, forms=forms, exact_inputs=exact_inputs, applied=applied, emptying=emptying,
-            visible=visible, states=states, lists=False, keep=keep,
+            visible=visible, parameters=parameters, lists=False, keep=keep,
         )  # fmt: skip
     if layouts and not any(work.state is RegionState.FUSED for work in works):
         _put_back(layouts)

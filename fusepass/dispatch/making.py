@@ -141,7 +141,7 @@ class Maker:
                         fallbacks=self._fallbacks,
                         forms=self._forms,
                         exact_inputs=True,
-                        states=len(captured.states),
+                        parameters=range(len(captured.states)),
                     )
                 report = replace(compiled.report, seconds=(("capture", begun.seconds), *compiled.report.seconds))
                 compiled = replace(compiled, report=report)

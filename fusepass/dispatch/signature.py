@@ -131,7 +131,8 @@ class Signature:
         """
         version, states = self._seen
         # Versions only ever grow, so an equal sum stands for equal versions.
-        if any(self._empty) or sum(map(_dict_version, self._dicts)) != version or self._python.others:
+        same = not any(self._empty) and sum(map(_dict_version, self._dicts)) == version
+        if not same or not self._python.others.unchanged():
             found = self._look()
             if found is None:
                 return None
@@ -211,7 +212,7 @@ class Signature:
         try:
             dicts = (*self._dicts, *self._empty, vars(forward_ad))
             return made.call(dicts, *rest, self._code.compare, self._states_fit, self._python.lists)
-        except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are more tensors than are worth it
+        except (RuntimeError, ValueError):  # nobody more may watch dicts, or there are too many tensors
             return None
 
     def _look(self) -> Tensors | None:

@@ -7,6 +7,7 @@ at the rate of memory, for a fingerprint of what is in them.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -49,6 +50,8 @@ class Fingerprint:
 class Kept:
     """Gives what `make` makes of its arguments, which it is asked for again only when these have other contents.
 
+    Layers of one kind may share a graph. So what was made for others is kept, too, as long as their first argument lives.
+
     Args:
         make: a function of tensors that depends on nothing else.
         sizes: the bytes of each argument.
@@ -62,11 +65,17 @@ class Kept:
     def __init__(self, make: Callable[..., _Made], sizes: Sequence[int]) -> None:
         self._make = make
         self._fingerprint = Fingerprint(sizes)
-        self._made: tuple[bytes, _Made] | None = None
+        self._made: dict[bytes, tuple[weakref.ref[torch.Tensor], _Made]] = {}
 
     def of(self, *parameters: torch.Tensor) -> _Made:
-        made, now = self._made, self._fingerprint(parameters)
-        if made is None or made[0] != now:
-            self._made = made = None  # two of them take memory
-            made = self._made = now, self._make(*parameters)
-        return made[1]
+        now = self._fingerprint(parameters)
+        found = self._made.get(now)
+        if found is None:
+            first = parameters[0]
+            # Before another is made, as two of them take memory; in one step, as other threads may look for theirs.
+            self._made = {
+                key: kept for key, kept in self._made.items() if (owner := kept[0]()) is not None and owner is not first
+            }
+            found = weakref.ref(first), self._make(*parameters)
+            self._made[now] = found
+        return found[1]

@@ -1,4 +1,4 @@
-"""Calls of the CPU's library with weights that it has laid out before."""
+"""Calls of the CPU's library with weights that it has laid out before, and what else is made of parameters once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusepass import measure
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.dataflow import remove_dead
 from fusepass.patterns.once import made_of
-from fusepass.patterns.packing import Call, packed_calls
+from fusepass.patterns.packing import Call, kept_values, packed_calls
 from fusepass.runtime.kept import Kept
 
 aten, library = torch.ops.aten, torch.ops.mkldnn
@@ -34,9 +34,9 @@ class Packed:
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
-        graph, calls = fx.Graph(), [*packed_calls(graph_module.graph)]
+        graph, calls, others = fx.Graph(), [*packed_calls(graph_module.graph)], [*kept_values(graph_module.graph)]
         made = [value for call in calls for value in (call.weight, call.bias) if value is not None]
-        nodes = made_of(made)
+        nodes = made_of([*made, *others])
         parameters = [node for node in nodes if node.op == "placeholder"]
         copies = {node: graph.placeholder(node.name) for node in parameters}
         for node, copy in copies.items():
@@ -53,7 +53,8 @@ class Packed:
                 bias = len(results)
                 results.append(copies[call.bias])
             self._places.append((weight, bias))
-        graph.output(tuple(results))
+        self._first_other = len(results)
+        graph.output((*results, *(copies[node] for node in others)))
         self._numbers = [
             number for number, node in enumerate(graph_module.graph.find_nodes(op="placeholder")) if node in copies
         ]
@@ -72,6 +73,11 @@ class Packed:
         given = list(graph.find_nodes(op="placeholder"))
         with graph.inserting_after(given[-1]):
             kept = graph.call_function(self.call, tuple(given[number] for number in self._numbers))
+        for number, node in enumerate([*kept_values(graph)], self._first_other):
+            with graph.inserting_after(kept):
+                value = graph.call_function(operator.getitem, (kept, number))
+            value.meta = {"val": node.meta["val"]}
+            node.replace_all_uses_with(value)
         for call, (weight, bias) in zip(packed_calls(graph), self._places, strict=True):
             with graph.inserting_before(call.result):
                 packed = graph.call_function(operator.getitem, (kept, weight))

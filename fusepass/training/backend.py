@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -225,12 +225,16 @@ class Backend:
         if context is not None and context.fw_metadata is not None:
             context.fw_metadata.bw_donated_idxs = []  # what forward saved is not overwritten: it serves any number of times
         unbacked = next(filter(_is_unbacked, graph.graph.nodes), None) if _is_symbolic(graph) else None
-        specialise = partial(self.specialise, applied=applied, backward=backward, visible=visible)
         with override(**self._options) as config:  # backward is compiled when the caller's are no longer in force
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
             if _is_symbolic(graph) and group_queries(graph.graph):
                 graph.recompile()
         static = context.fw_metadata.static_input_indices if context and context.fw_metadata and not backward else ()
+
+        def specialise(graph: fx.GraphModule, forms: Forms | None, given: Sequence[int]) -> CompiledGraph:
+            """Compile a graph of constant shapes, which takes the tensors in these places of the graph's arguments."""
+            parameters = [number for number, place in enumerate(given) if place in {*static}] if inference else ()
+            return self.specialise(graph, forms, applied, parameters=parameters, backward=backward, visible=visible)
 
         def calls(compiled: CompiledGraph, given: Sequence[int], results: Sequence[int]) -> Run:
             """Those of the graph for one set of sizes, which takes and gives the tensors of the graph in these places."""
@@ -263,7 +267,7 @@ class Backend:
             return later(lambda: AsTraced(graph, ConstantParts(graph, parts, fuse), unfused, per_shape))
 
         def whole() -> Call:
-            compiled = specialise(graph)
+            compiled = specialise(graph, None, range(count))
             if graphs:
                 return AsTraced(graph, replayed(compiled, static, self._name, asked=graphs is True), unfused, per_shape)
             (output,) = graph.graph.find_nodes(op="output")
@@ -278,12 +282,14 @@ class Backend:
         forms: Forms | None = None,
         applied: Sequence[Application] = (),
         *,
+        parameters: Collection[int] = (),
         backward: bool = False,
         visible: int = sys.maxsize,
         emptying: bool = True,
     ) -> CompiledGraph:
         """Compile a graph of constant shapes; `forms` has the libraries for other shapes of it, rules have been `applied` to it, and so many of
-        its results are `visible` to others than backward. Its call takes a list, `emptying` it."""
+        its results are `visible` to others than backward; the placeholders in the positions of `parameters` are that, or buffers. Its call takes a
+        list, `emptying` it."""
         # AOTAutograd calls under its fake tensor mode, in which no number can be read, a constant's neither.
         with override(**self._options), without_modes(), shown(f"{self._name}{' (backward)' if backward else ''}"):
             compiled = compile_graph(
@@ -295,6 +301,7 @@ class Backend:
                 applied=applied,
                 emptying=emptying,
                 visible=visible,
+                parameters=parameters,
             )
         (self._observe_backward if backward else self._observe)(compiled)
         return compiled

@@ -251,7 +251,7 @@ class PerShape:
 
     Args:
         graph: with symbolic shapes, or traced with others than those that come.
-        specialise: compiles a graph of constant shapes.
+        specialise: compiles a graph of constant shapes that takes the tensors in these places of the graph's arguments.
         limit: of sets of sizes.
         unfused: what serves other calls.
         calls: makes the calls of a compiled graph that takes and gives the tensors in these places of the graph's arguments and results.
@@ -262,7 +262,7 @@ class PerShape:
     def __init__(
         self,
         graph: fx.GraphModule,
-        specialise: Callable[[fx.GraphModule, Forms], CompiledGraph],
+        specialise: Callable[[fx.GraphModule, Forms, Sequence[int]], CompiledGraph],
         limit: int,
         unfused: Unfused,
         calls: Callable[[CompiledGraph, Sequence[int], Sequence[int]], Run],
@@ -327,7 +327,7 @@ class PerShape:
         with torch.no_grad(), mode:
             graph = made_concrete(self._graph, flat, fakes, DECOMPOSITIONS)
         used, outputs = _picker(inputs.holes), form[-1]
-        compiled = self._calls(self._specialise(graph, self._forms), inputs.holes, outputs.holes)
+        compiled = self._calls(self._specialise(graph, self._forms, inputs.holes), inputs.holes, outputs.holes)
 
         def run(values: list[Any]) -> Any:
             given = list(used(values))

@@ -7,6 +7,8 @@
 
 namespace fp {
 
+constexpr int most_arguments = 2048;  // of a graph: the tensors of a large model, and its inputs
+
 inline PyObject* missed = nullptr;  // stands for a call that needs more than this
 inline PyTypeObject* call_type = nullptr;
 inline PyTypeObject* code_type = nullptr;
@@ -77,9 +79,9 @@ struct Call {
     int arity;   // how many tensors are among the arguments
     int count;   // of the graph's arguments
     int written_count;
-    int picked[most_tensors * 5];  // which of the model's tensors and the inputs these are
+    int picked[most_arguments];  // which of the model's tensors and the inputs these are
     int written[most_tensors];     // which of its arguments it writes
-    std::intptr_t sizes[most_tensors * 5];  // of its arguments, in bytes
+    std::intptr_t sizes[most_arguments];  // of its arguments, in bytes
 
     void release() {}
 };
@@ -144,7 +146,7 @@ inline int surroundings_fit(const Call* it) {
 
 // 1 where something that the graph writes shares memory with another argument.
 inline int written_memory_is_shared(const Call* it, PyObject* const* arguments, int count) {
-    std::intptr_t starts[most_tensors * 5];
+    std::intptr_t starts[most_arguments];
     for (int i = 0; i < count; ++i) {
         starts[i] = address(arguments[i]);
         if (starts[i] == -1) return -1;
@@ -202,7 +204,7 @@ inline int made_in_time(Call* it, PyObject** result) {
 // then takes the device's time and not the caller's. Where they are others, the result is dropped, and the next call compares them first.
 inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
     if (!it->known || moment(it->dicts) != it->seen) return Py_NewRef(missed);
-    const Owned inputs(tensors_of<most_tensors * 5>(it->form, it->arity, given, keywords));
+    const Owned inputs(tensors_of<most_arguments>(it->form, it->arity, given, keywords));
     if (inputs == nullptr) return PyErr_Occurred() ? nullptr : Py_NewRef(missed);
     const Owned states(Py_NewRef(it->states));
     const Py_ssize_t own = PyTuple_GET_SIZE(+states);
@@ -215,7 +217,7 @@ inline PyObject* serve(Call* it, PyObject* given, PyObject* keywords) {
     if (right == 1 && it->finish == Py_Ellipsis) {
         result = call_forward(it->run, given, keywords);
     } else if (right == 1) {
-        PyObject* arguments[most_tensors * 5];  // most of it is never used, and not touched
+        PyObject* arguments[most_arguments];  // most of it is never used, and not touched
         for (int i = 0; i < it->count; ++i) {
             const Py_ssize_t place = it->picked[i];
             arguments[i] = place < own ? PyTuple_GET_ITEM(+states, place) : PyTuple_GET_ITEM(+inputs, place - own);
@@ -301,13 +303,13 @@ inline PyObject* call_new(PyTypeObject* type, PyObject* args, PyObject*) {
     it->arity = int(arity);
     it->count = int(PyTuple_GET_SIZE(picked));
     it->written_count = int(PyTuple_GET_SIZE(written));
-    bool right = read_numbers(picked, it->picked, most_tensors * 5) && read_numbers(written, it->written, most_tensors);
-    right = right && PyTuple_GET_SIZE(sizes) <= most_tensors * 5 && PyTuple_GET_SIZE(it->settings) == PyTuple_GET_SIZE(it->expected);
+    bool right = read_numbers(picked, it->picked, most_arguments) && read_numbers(written, it->written, most_tensors);
+    right = right && PyTuple_GET_SIZE(sizes) <= most_arguments && PyTuple_GET_SIZE(it->settings) == PyTuple_GET_SIZE(it->expected);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "too many tensors");
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(sizes); ++i) it->sizes[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(sizes, i));
     right = right && it->lists != nullptr && it->listed != nullptr && it->form != nullptr;
     for (Py_ssize_t i = 0; right && i < PyTuple_GET_SIZE(it->lists); ++i) right = PyList_Check(PyTuple_GET_ITEM(it->lists, i));
-    right = right && is_form(it->form, it->arity, most_tensors * 5);
+    right = right && is_form(it->form, it->arity, most_arguments);
     if (!right && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists, and a form that has all tensors");
     if (right && it->code != Py_None && !Py_IS_TYPE(it->code, code_type)) {
         PyErr_SetString(PyExc_TypeError, "code is a Code");

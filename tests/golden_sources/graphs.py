@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -67,6 +67,7 @@ class _Recording(Backend):
         forms: Forms | None = None,
         applied: Sequence[Application] = (),
         *,
+        parameters: Collection[int] = (),
         backward: bool = False,
         visible: int = 0,
     ) -> Any:

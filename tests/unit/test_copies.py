@@ -67,7 +67,6 @@ ALIKE: dict[str, Function] = {
     "relu": lambda x: x.relu(),
     "hardswish": lambda x: F.hardswish(x),
     "square": lambda x: x.pow(2),
-    "gelu": lambda x: F.gelu(x),
     "triangle of a sum": torch.special.bessel_j0,
     "of two that lie alike": lambda x: torch.add(x, x, alpha=2),
     "with a number": lambda x: x * x[0, 0, 0, 0],
@@ -97,24 +96,37 @@ ON_A_GPU: dict[str, Function] = {
         x, x[..., 1:-1, 1:-1], [1, 1, 1, 1]
     ),
     "masked": lambda x: x.masked_fill(torch.empty(x.shape, dtype=torch.bool), 0.0),
-    "softplus": lambda x: F.softplus(x),
-    "mish": lambda x: F.mish(x),
     "a power": lambda x: x.pow(2.5),
     "each with each": lambda x: x[0].flatten()[:4000, None] * x[1].flatten()[:2000],
 }
 """What PyTorch's kernels on a GPU do at less than the memory's rate."""
 
-OF_HALVES: dict[str, Function] = {
+ON_BOTH: dict[str, Function] = {"softplus": lambda x: F.softplus(x), "mish": lambda x: F.mish(x)}
+"""The same, where those on a CPU do less well than a loop, too."""
+
+ON_A_CPU: dict[str, Function] = {
     "gelu": lambda x: F.gelu(x),
     "silu": lambda x: F.silu(x),
-    "selu": lambda x: F.selu(x),
     "tanh": lambda x: x.tanh(),
+    "exp": lambda x: x.exp(),
+    "sin": lambda x: x.sin(),
+}
+"""What memory moves as fast as a GPU's kernels compute it, and a CPU's are slower at than a loop."""
+
+OF_HALVES: dict[str, Function] = {
+    "selu": lambda x: F.selu(x),
     "sigmoid": lambda x: x.sigmoid(),
-    "logsigmoid": lambda x: F.logsigmoid(x),
-    "softplus": lambda x: F.softplus(x),
     "the gradient of silu": lambda x: torch.ops.aten.silu_backward(x, x),
 }
-"""What they do so where memory moves numbers of 16 bits."""
+"""What a GPU's do so where memory moves numbers of 16 bits."""
+
+OF_HALVES_ON_BOTH: dict[str, Function] = {
+    **ON_BOTH,
+    "gelu": lambda x: F.gelu(x),
+    "silu": lambda x: F.silu(x),
+    "tanh": lambda x: x.tanh(),
+    "logsigmoid": lambda x: F.logsigmoid(x),
+}
 
 LARGE, SMALL = (20, 64, 60, 60), (2, 4, 6, 6)
 
@@ -170,11 +182,25 @@ def test_what_eager_does_more_slowly_is_a_region_on_a_gpu_alone(name: str) -> No
     assert [regions_of(ON_A_GPU[name], device) for device in ("cuda", "cpu")] == [1, 0]
 
 
-@pytest.mark.parametrize("name", OF_HALVES)
+@pytest.mark.parametrize("name", ON_BOTH)
+def test_what_takes_long_is_a_region_on_either(name: str) -> None:
+    for device in ("cuda", "cpu"):
+        assert [regions_of(ON_BOTH[name], device, shape) for shape in (LARGE, SMALL)] == [1, 0]
+
+
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_functions_that_a_cpu_takes_long_for_are_regions_there(name: str) -> None:
+    assert [regions_of(ON_A_CPU[name], device) for device in ("cuda", "cpu")] == [0, 1]
+    assert regions_of(ON_A_CPU[name], "cpu", SMALL) == 0
+
+
+@pytest.mark.parametrize("name", [*OF_HALVES, *OF_HALVES_ON_BOTH])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_functions_of_halves_are_regions_on_a_gpu(name: str, dtype: torch.dtype) -> None:
-    assert [regions_of(OF_HALVES[name], device, dtype=dtype) for device in ("cuda", "cpu")] == [1, 0]
-    assert regions_of(OF_HALVES[name], "cuda", SMALL, dtype) == 0
+    function = OF_HALVES.get(name) or OF_HALVES_ON_BOTH[name]
+    on_a_cpu = int(name in OF_HALVES_ON_BOTH)
+    assert [regions_of(function, device, dtype=dtype) for device in ("cuda", "cpu")] == [1, on_a_cpu]
+    assert regions_of(function, "cuda", SMALL, dtype) == 0
     assert regions_of(lambda x: x.relu(), "cuda", dtype=dtype) == 0
 
 

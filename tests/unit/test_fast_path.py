@@ -74,6 +74,23 @@ def test_the_usual_call_needs_no_python(net: Net) -> None:
     assert door(optimised)((3.0,)) is MISSED
 
 
+def test_calls_of_models_with_hundreds_of_tensors_need_no_python() -> None:
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.randn(3) for _ in range(400))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([*self.weights]).sum(0) * x
+
+    model = Long()
+    optimised = ready(model, X)
+    with mock.patch.object(Specialisation, "serve", side_effect=AssertionError):
+        torch.testing.assert_close(optimised(X), model(X))
+        model.weights[399].data.neg_()
+        torch.testing.assert_close(optimised(X), model(X))
+
+
 def hook(*_: object) -> None:
     pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fusepass.autotune import layout
 from fusepass.capture.trace import Captured, capture
 from fusepass.patterns import packing
 from fusepass.patterns.channels_last import laid_out
-from fusepass.patterns.packing import PACKED_WEIGHTS, Call, pack, packable, packed_calls
+from fusepass.patterns.packing import PACKED_WEIGHTS, Call, kept_values, pack, packable, packed_calls
 from fusepass.patterns.simplify import simplify
 from fusepass.runtime.kept import Fingerprint, Kept
 
@@ -53,7 +54,7 @@ def packed(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:
     assert isinstance(made, Captured)
     simplify(made.graph)
     graph = laid_out(made.graph) or made.graph
-    pack(graph, len(made.states))
+    pack(graph, range(len(made.states)))
     return graph
 
 
@@ -143,7 +144,7 @@ def test_what_is_never_packed() -> None:
     with torch.no_grad():
         made = capture(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), (x,), {})
     assert isinstance(made, Captured)
-    assert not packable(made.graph.graph, len(made.states))  # it may not be run again
+    assert not packable(made.graph.graph, range(len(made.states)))  # it may not be run again
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -245,6 +246,25 @@ def test_parameters_are_kept_until_a_bit_changes() -> None:
     assert kept.of(a.clone(), b.clone())[0] is kept.of(a, b)[0]
 
 
+def test_what_layers_of_one_kind_keep_is_kept_as_long_as_they_live() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def double(a: Tensor) -> tuple[Tensor, ...]:
+        result = a * 2
+        made.append(weakref.ref(result))
+        return (result,)
+
+    layers = [torch.randn(100) for _ in range(3)]
+    kept = Kept(double, [layers[0].nbytes])
+    for layer in layers * 2:
+        torch.testing.assert_close(kept.of(layer)[0], layer * 2)
+    assert len(made) == 3
+    layers.pop(1)
+    layers[1].neg_()
+    kept.of(layers[1])
+    assert [each() is not None for each in made] == [True, False, False, True]
+
+
 def test_fingerprints_tell_contents_apart() -> None:
     size = 2 * 32768 + 200
     memory, short = torch.zeros(size, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)
@@ -284,3 +304,32 @@ def test_fingerprints_tell_contents_apart() -> None:
     with torch.no_grad():
         torch.set_num_threads(threads := torch.get_num_threads())
         assert fingerprint([memory.clone(), short, empty]) == fingerprint([memory, short, empty]), threads
+
+
+class Scaled(nn.Module):
+    """A table of positions, a scale that a rotated weight is multiplied by, and two results that are made of parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scale = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(8))
+        self.product = nn.Linear(8, 8)
+        self.register_buffer("places", torch.tensor([3, 1, 0, 5]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = (self.table[self.places] * self.scale).t()
+        sums = (self.scale + 1).view(2, 4)
+        return self.product(x) + rows.t().sin(), sums[0], x * sums[0].repeat(2)
+
+
+def test_what_is_made_of_parameters_alone_is_kept(chosen: dict[str, Any]) -> None:
+    model, x = Scaled().eval(), torch.randn(4, 8)
+    kept = [str(node.target) for node in kept_values(packed(model, x).graph)]
+    assert kept == ["aten.sin.default", "aten.repeat.default"]
+    optimised = fusepass.optimize(model, **chosen)
+    with torch.no_grad():
+        for change in (lambda: None, lambda: model.scale.mul_(2), lambda: model.table.data.neg_(), lambda: None):
+            change()
+            for got, wanted in zip(optimised(x), model(x), strict=True):
+                torch.testing.assert_close(got, wanted)
+            optimised(x)[1].fill_(7)  # a caller's own
+    assert any(rewrite.rule == PACKED_WEIGHTS for rewrite in optimised.report().rewrites)

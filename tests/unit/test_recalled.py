@@ -189,7 +189,7 @@ def key_of(model: nn.Module, *inputs: Tensor, given: int = 1, **options: Any) ->
     with override(**options):
         captured = capture(model, inputs, {})
         assert isinstance(captured, Captured)
-        return recalled.key_of(captured.graph, states=given)
+        return recalled.key_of(captured.graph, parameters=given)
 
 
 class Renamed(Chain):

@@ -8,6 +8,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 
 from fusepass.capture.trace import Captured, capture
 from fusepass.dispatch.signature import Signature, settings
+from fusepass.guards.pystate import PythonState
 from fusepass.runtime.modes import obstacle
 from fusepass.structure import Template, flatten, key_paths, plain_key
 from tests.support.precision import cudnn
@@ -360,6 +362,17 @@ def test_templates_round_trip() -> None:
     assert again == {"a": [1, None, (1, "b")], "c": (2,)}
     assert len(flatten(value)[0]) == len(key_paths(value)) == 5
     assert not Template.of({"a": [X, None, (1.0, "b")], "c": (X,)})[1].same_form(template)
+
+
+def test_a_list_of_the_model_costs_no_look_at_all_else(net: Net) -> None:
+    made = signature(net, X)
+    assert made.bind((X,)) is not None
+    with mock.patch.object(PythonState, "unchanged", side_effect=AssertionError("all was compared")):
+        assert made.bind((X,)) is not None
+    net.sizes[1] = 3
+    assert made.bind((X,)) is None
+    net.sizes[1] = 2
+    assert made.bind((X,)) is not None
 
 
 def test_looking_up_is_quick(net: Net) -> None:
