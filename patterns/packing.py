@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusepass.config import Algebra, current
-from fusepass.patterns.aliasing import base, escapes
+from fusepass.patterns.aliasing import base, escapes, written
 from fusepass.patterns.arguments import arguments
 from fusepass.patterns.channels_last import on_cpu
 from fusepass.patterns.effects import may_be_repeated
@@ -106,7 +106,7 @@ def pack(graph_module: fx.GraphModule, parameters: Collection[int]) -> list[Appl
     """
     graph = graph_module.graph
     given = {node for number, node in enumerate(graph.find_nodes(op="placeholder")) if number in parameters}
-    note_once(graph, {node for node in given if not _is_written(node)})
+    note_once(graph, {node for node in given if not any(node in written(user) for user in node.users)})
     applied = simplify(graph_module, OF_PARAMETERS)
     number = 0
     for node in graph.nodes:
@@ -150,10 +150,6 @@ def _is_read(node: fx.Node) -> bool:
     memory = base(node)
     read = any(ONCE not in user.meta and PACKED not in user.meta for user in node.users)
     return read and memory.op == "call_function" and not escapes(memory)
-
-
-def _is_written(parameter: fx.Node) -> bool:
-    return any(user.target is aten.copy_.default and user.args[0] is parameter for user in parameter.users)
 
 
 def _is_packable(node: fx.Node) -> bool:

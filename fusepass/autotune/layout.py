@@ -105,9 +105,6 @@ def _forms(graph: fx.GraphModule, parameters: Collection[int]) -> Iterator[tuple
         return
     given = [*graph.graph.find_nodes(op="placeholder")]
     bytes_given = [nbytes(given[number].meta["val"]) for number in parameters]
-    if not fit_twice(bytes_given):
-        choices.momentary()
-        return
     for name, form in ((PACKED_WEIGHTS, last), (_PLAIN_PACKED, graph)):
         if form is None:
             continue

@@ -240,9 +240,9 @@ class PythonState:
 
     Attributes:
         dicts: those dicts whose entries count.
-        others: what is in no dict, as a state of its own; false where there is nothing.
+        others: what is in no dict, as a state of its own.
         lists: those of these that are lists.
-        unusual: the rest of them, as a state of its own.
+        unusual: the rest of them, as a state of its own; false where there is nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -229,11 +229,16 @@ class Backend:
             limit, graphs = config.max_signatures, config.cuda_graphs if inference else False
             if _is_symbolic(graph) and group_queries(graph.graph):
                 graph.recompile()
-        static = context.fw_metadata.static_input_indices if context and context.fw_metadata and not backward else ()
+        metadata = None if context is None or backward else context.fw_metadata
+        static = frozenset[int]() if metadata is None else frozenset(metadata.static_input_indices)
+
+        def of_the_model(given: Sequence[int]) -> list[int]:
+            """Which of the graph's arguments in these places are parameters or buffers."""
+            return [number for number, place in enumerate(given) if place in static]
 
         def specialise(graph: fx.GraphModule, forms: Forms | None, given: Sequence[int]) -> CompiledGraph:
             """Compile a graph of constant shapes, which takes the tensors in these places of the graph's arguments."""
-            parameters = [number for number, place in enumerate(given) if place in {*static}] if inference else ()
+            parameters = of_the_model(given) if inference else ()
             return self.specialise(graph, forms, applied, parameters=parameters, backward=backward, visible=visible)
 
         def calls(compiled: CompiledGraph, given: Sequence[int], results: Sequence[int]) -> Run:
@@ -242,8 +247,7 @@ class Backend:
                 return Run(compiled)
             if backward:
                 return replayed_backward(compiled, step)
-            states = [number for number, place in enumerate(given) if place in {*static}]
-            return replayed_forward(compiled, step, states, sum(place < visible for place in results))
+            return replayed_forward(compiled, step, of_the_model(given), sum(place < visible for place in results))
 
         count, unfused = len(example_inputs), Unfused(graph, partial(self._fallbacks.count, self._name))
 

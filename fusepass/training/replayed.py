@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fusepass.training.calls import Call, Run
 
 def replayed(
     compiled: CompiledGraph,
-    static: Sequence[int],
+    static: Collection[int],
     name: str,
     *,
     asked: bool,
@@ -45,7 +45,9 @@ def replayed(
 class _Replayed(Run):
     """As `Run`, through a CUDA graph as long as that is known to be the quicker way or is being tried."""
 
-    def __init__(self, compiled: CompiledGraph, static: Sequence[int], name: str, asked: bool, graphs: Graphs) -> None:
+    def __init__(
+        self, compiled: CompiledGraph, static: Collection[int], name: str, asked: bool, graphs: Graphs
+    ) -> None:
         super().__init__(compiled)
         nodes = compiled.before.graph.find_nodes(op="placeholder")
         states = sorted(static)

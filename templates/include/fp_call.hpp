@@ -80,7 +80,7 @@ struct Call {
     int count;   // of the graph's arguments
     int written_count;
     int picked[most_arguments];  // which of the model's tensors and the inputs these are
-    int written[most_tensors];     // which of its arguments it writes
+    int written[most_tensors];   // which of its arguments it writes
     std::intptr_t sizes[most_arguments];  // of its arguments, in bytes
 
     void release() {}
