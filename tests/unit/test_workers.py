@@ -388,7 +388,16 @@ def test_a_program_without_a_guard_runs_once_and_its_workers_end_with_it(tmp_pat
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_a_program_that_is_interrupted(tmp_path: Path, by: signal.Signals) -> None:
-    process = run("print(*ready(), flush=True)\ntime.sleep(100)", tmp_path, start_new_session=True)
+    process = run(
+        """
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
+        print(*ready(), flush=True)
+        time.sleep(100)
+        """,
+        tmp_path,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     process.stdout.readline()
     children = process.stdout.readline()
